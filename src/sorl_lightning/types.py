@@ -1,0 +1,245 @@
+"""What flows through a run: a task becomes turns, turns a trajectory, trajectories a batch of rows.
+
+A worked example. Task "find the coin" is rolled out with two siblings. Sibling 0 plays two turns:
+
+    turn 0   prompt_ids [1, 7, 8]                completion [20, 2]   observation "You see a door."
+    turn 1   prompt_ids [1, 7, 8, 20, 2, 9, 9]   completion [21, 2]   observation None, the episode is done
+
+Turn 1's prompt extends turn 0's prompt and completion, so both share one row of the batch, whose ``turn`` is
+``[-1, -1, -1, 0, 0, -1, -1, 1, 1]``: the loss mask is ``turn >= 0`` and no token was ever re-tokenised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypedDict
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+class Message(TypedDict):
+    """One chat message, as chat templates take it."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """What is asked.
+
+    Attributes:
+        id: unique in its split; the same task has the same id in every run.
+        prompt: messages known before the episode starts (may be empty: the environment's ``reset`` may add to it).
+        payload: the environment's own description of the task.
+    """
+
+    id: str
+    prompt: tuple[Message, ...] = ()
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completion:
+    """What the policy generated in one request.
+
+    Attributes:
+        token_ids: generated tokens, the stop token included.
+        logprobs: log-probability of each of them under the distribution it was sampled from, nats.
+        finish_reason: "stop" at a stop token, "length" at the token or context limit.
+        policy_version: version of the weights that sampled each token.
+    """
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.token_ids) == len(self.logprobs) == len(self.policy_version):
+            raise ValueError(
+                f"a completion needs one logprob and one policy_version a token, got {len(self.token_ids)} tokens, "
+                f"{len(self.logprobs)} logprobs and {len(self.policy_version)} versions"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """One generation request and what the environment answered.
+
+    Attributes:
+        index: 0-based position among the trajectory's turns.
+        prompt_ids: the *full* prompt that the engine saw, token by token.
+        completion: the policy's tokens.
+        text: the completion as the environment read it.
+        observation: the environment's answer; None when there was none to give.
+        reward: reward of this turn.
+        seconds: wall-clock time of generation and environment step together.
+    """
+
+    index: int
+    prompt_ids: tuple[int, ...]
+    completion: Completion
+    text: str
+    observation: str | None
+    reward: float
+    seconds: float
+
+
+class Ending(enum.Enum):
+    """How a trajectory ended. All but DONE are truncations: they bootstrap, and are censored for depth statistics."""
+
+    DONE = "done"
+    TURN_LIMIT = "turn_limit"
+    CONTEXT_LIMIT = "context_limit"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trajectory:
+    """One episode of one task.
+
+    Attributes:
+        group: index of the task's group in its collection; siblings share it.
+        sibling: 0-based position inside the group.
+        reward: the outcome that advantages are made of; the sum of turn rewards unless a reward function replaced it.
+        success: whether the environment counts the task as solved.
+        turn_limit: the limit under which it was rolled out, turns.
+        seed: seed of its sampling.
+        metrics: further numbers that the environment reported, averaged over a collection for the log.
+    """
+
+    task: Task
+    group: int
+    sibling: int
+    turns: tuple[Turn, ...]
+    reward: float
+    success: bool
+    ending: Ending
+    turn_limit: int
+    seed: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that the policy generated, over all turns."""
+        return sum(len(turn.completion.token_ids) for turn in self.turns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutBatch:
+    """Rows of tokens, ready to train on. Every field is aligned to its own token; nothing is shifted.
+
+    Attributes:
+        input_ids: tokens, padded on the right.
+        position_ids: position of each token in its own context; padding counts on.
+        turn: turn that generated the token, -1 for context and padding. ``turn >= 0`` is the loss mask.
+        trajectory: trajectory of each token; its value is free where ``turn`` is -1.
+        behaviour_logprobs: log-probability under the weights and temperature that sampled the token, nats; 0 elsewhere.
+        policy_version: version of the weights that sampled the token, -1 elsewhere.
+        rewards: turn and outcome rewards, on the last generated token of their turn.
+        advantages: advantage of each generated token.
+        trajectory_weights: weight of each token when trajectories count equally; sums to 1 over the optimiser batch.
+        turn_weights: the same when turns count equally.
+        reference_logprobs: log-probability under the reference model, nats.
+        values: the critic's value before the token; returns: its target.
+    """
+
+    input_ids: Int[Tensor, "B T"]
+    position_ids: Int[Tensor, "B T"]
+    turn: Int[Tensor, "B T"]
+    trajectory: Int[Tensor, "B T"]
+    behaviour_logprobs: Float[Tensor, "B T"]
+    policy_version: Int[Tensor, "B T"]
+    rewards: Float[Tensor, "B T"]
+    advantages: Float[Tensor, "B T"]
+    trajectory_weights: Float[Tensor, "B T"]
+    turn_weights: Float[Tensor, "B T"]
+    reference_logprobs: Float[Tensor, "B T"] | None = None
+    values: Float[Tensor, "B T"] | None = None
+    returns: Float[Tensor, "B T"] | None = None
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> RolloutBatch:
+        """A copy on ``device``; Lightning moves batches through this."""
+        return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def map(self, function: Any) -> RolloutBatch:
+        """A copy with ``function`` applied to every tensor that is there."""
+        tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return RolloutBatch(**{name: None if t is None else function(t) for name, t in tensors.items()})
+
+    def replace(self, **changes: Tensor | None) -> RolloutBatch:
+        """A copy with some fields exchanged."""
+        return dataclasses.replace(self, **changes)
+
+    @property
+    def generated(self) -> Tensor:
+        """The loss mask, bool [B, T]."""
+        return self.turn >= 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnStatistics:
+    """Counts by turn index over a batch; adds with ``+``, so micro-batches and ranks merge by a sum.
+
+    Attributes:
+        trajectories: trajectories with a generated token at the turn.
+        tokens: generated tokens at the turn.
+        divergence_sum: sum over those tokens of the divergence to the teacher, nats.
+        success_last_turns: successful trajectories by the index of their last turn.
+        all_last_turns: all trajectories by the index of their last turn.
+    """
+
+    trajectories: Float[Tensor, "H"]
+    tokens: Float[Tensor, "H"]
+    divergence_sum: Float[Tensor, "H"]
+    success_last_turns: Float[Tensor, "H"]
+    all_last_turns: Float[Tensor, "H"]
+
+    def __add__(self, other: TurnStatistics) -> TurnStatistics:
+        depth = max(len(self.tokens), len(other.tokens))
+
+        def total(name: str) -> Tensor:
+            left, right = getattr(self, name), getattr(other, name)
+            return sum_padded(left, right, depth)
+
+        return TurnStatistics(**{f.name: total(f.name) for f in dataclasses.fields(self)})
+
+
+def sum_padded(left: Tensor, right: Tensor, length: int) -> Tensor:
+    """Sum of two vectors, each padded with zeros to ``length``."""
+    pad = torch.nn.functional.pad
+    return pad(left, (0, length - len(left))) + pad(right, (0, length - len(right)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossTerms:
+    """The parts of one micro-batch's loss, each a scalar already summed under the batch's weights.
+
+    The update is ``factor * grad(policy) + grad(regularizer + value)``.
+
+    Attributes:
+        policy: policy-gradient part, or the distillation loss.
+        regularizer: KL to the reference, entropy bonus; None where there is none.
+        value: critic loss; None without a critic.
+        clip_bias: scalar whose gradient is the clipping bias C; None where nothing can clip.
+        clipped: tokens whose ratio was clipped, bool [B, T].
+    """
+
+    policy: Tensor
+    regularizer: Tensor | None = None
+    value: Tensor | None = None
+    clip_bias: Tensor | None = None
+    clipped: Tensor | None = None
+
+    @property
+    def total(self) -> Tensor:
+        """The loss to minimise."""
+        return sum((t for t in (self.regularizer, self.value) if t is not None), self.policy)
