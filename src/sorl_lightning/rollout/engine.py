@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sorl_lightning.interfaces import Interface
 from sorl_lightning.rollout.environment import Environment
 from sorl_lightning.types import Completion
 
@@ -44,30 +46,35 @@ class GenerationRequest:
     environment: Environment
 
 
-@runtime_checkable
-class RolloutEngine(Protocol):
+class RolloutEngine(Interface):
     """Generates turns. A trajectory is opened before its first request and released after its last."""
 
+    @abstractmethod
     def attach(self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
         """Meet the policy to be served, once, before the first weights arrive."""
         ...
 
+    @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
         """Take new weights; every token generated afterwards carries ``version``."""
         ...
 
+    @abstractmethod
     def open(self, trajectory: TrajectoryKey) -> None:
         """A trajectory starts; it will keep sending requests until it is released."""
         ...
 
+    @abstractmethod
     async def generate(self, request: GenerationRequest) -> Completion:
         """Generate one turn."""
         ...
 
+    @abstractmethod
     def release(self, trajectory: TrajectoryKey) -> None:
         """A trajectory has ended; forget it."""
         ...
 
+    @abstractmethod
     def close(self) -> None:
         """Give back memory and processes. Safe to call twice."""
         ...

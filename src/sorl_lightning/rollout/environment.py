@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import copy
+from abc import abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from sorl_lightning.interfaces import Interface
 from sorl_lightning.types import Message, Task
-
 
 
 class Step(NamedTuple):
@@ -29,8 +30,7 @@ class Step(NamedTuple):
     info: Mapping[str, Any] = {}
 
 
-@runtime_checkable
-class Environment(Protocol):
+class Environment(Interface):
     """A world: its tasks, and one episode at a time.
 
     The object that a user configures is a prototype. Each episode is played on a fresh shallow copy of it
@@ -38,14 +38,17 @@ class Environment(Protocol):
     belongs to one. ``reset``, ``step`` and ``close`` may be plain methods (run in place: keep them fast) or coroutines.
     """
 
+    @abstractmethod
     def tasks(self, split: str) -> Sequence[Task]:
         """Tasks of ``split``, one of "train", "validation", "test"; in the same order in every run."""
         ...
 
+    @abstractmethod
     def reset(self, task: Task) -> Sequence[Message] | Awaitable[Sequence[Message]]:
         """Start the episode; the messages that open it, which follow ``task.prompt``."""
         ...
 
+    @abstractmethod
     def step(self, text: str) -> Step | Awaitable[Step]:
         """Act on the policy's text. A malformed action is answered in words and never raises."""
         ...
@@ -77,7 +80,7 @@ class HasAdmissibleActions(Protocol):
 class HasClose(Protocol):
     """An environment that holds something which must be given back (a process, a connection)."""
 
-    def close(self) -> None | Awaitable[None]:
+    def close(self) -> Awaitable[None] | None:
         """Release it. Called on the prototype once, at the end of the run or on an exception."""
         ...
 

@@ -1,0 +1,5 @@
+"""Worlds that ship with the package; what an optional one needs is imported when it is used."""
+
+from sorl_lightning.rollout.environments.textworld_express import TextWorldExpress
+
+__all__ = ["TextWorldExpress"]

@@ -1,0 +1,7 @@
+"""Components of the papers, and what a run reports, each to be left out or swapped."""
+
+from sorl_lightning.callbacks.clipping_triggered_normalization import ClippingTriggeredNormalization
+from sorl_lightning.callbacks.hf_export import HFExport
+from sorl_lightning.callbacks.trajectory_log import TrajectoryLog
+
+__all__ = ["ClippingTriggeredNormalization", "HFExport", "TrajectoryLog"]

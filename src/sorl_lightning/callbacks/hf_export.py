@@ -1,0 +1,38 @@
+"""Leave a plain Hugging Face folder behind."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import lightning as L
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+from sorl_lightning.control import Learner, owner_of
+
+
+class HFExport(Callback):
+    """Save the policy and its tokenizer as a Hugging Face folder when training ends.
+
+    The folder appears complete or not at all, and replaces an older one of the same name.
+
+    Args:
+        folder: where to; loads with ``AutoModelForCausalLM.from_pretrained``.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        learner = owner_of(Learner, pl_module)  # type: ignore[type-abstract]
+        target = Path(self.folder)
+        unfinished = target.with_name(f".{target.name}.{os.getpid()}")
+        learner.policy_model.save_pretrained(unfinished)
+        learner.tokenizer.save_pretrained(unfinished)
+        shutil.rmtree(target, ignore_errors=True)
+        unfinished.rename(target)

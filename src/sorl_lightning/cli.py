@@ -1,0 +1,124 @@
+"""The command ``sorl``: LightningCLI over AgentModule and RolloutDataModule."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from typing_extensions import override
+
+from sorl_lightning.callbacks import TrajectoryLog
+from sorl_lightning.datamodule import RolloutDataModule
+from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.module import AgentModule
+
+PREFIX = "sorl:"
+
+
+@dataclass(kw_only=True)
+class WarmStart:
+    """A model that another config trains first.
+
+    Args:
+        config: config of the run that leaves ``folder`` behind.
+        folder: Hugging Face folder; the run is skipped where it exists.
+    """
+
+    config: str
+    folder: str
+
+
+class AgentCLI(LightningCLI):
+    """Adds the links between the parts, checkpoints and trajectory log, and the warm start."""
+
+    @override
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.link_arguments("data.temperature", "model.temperature")
+        parser.link_arguments("data.micro_batches", "trainer.accumulate_grad_batches")
+        parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
+        parser.set_defaults(
+            {
+                "checkpoint.save_on_train_epoch_end": True,
+                "checkpoint.save_last": True,
+                "checkpoint.filename": "{epoch:04d}",
+            }
+        )
+        parser.add_lightning_class_args(TrajectoryLog, "trajectory_log")
+        parser.add_argument("--warm_start", type=WarmStart | None, default=None, help="model that is trained first")
+
+    @override
+    def before_instantiate_classes(self) -> None:
+        warm_start = self.config[self.subcommand].get("warm_start")
+        if warm_start is not None and not Path(warm_start.folder).exists():
+            prepare(warm_start.config, warm_start.folder)
+
+
+def prepare(config: str, folder: str) -> None:
+    """Run ``config`` in a process of its own, so that this run starts from a clean slate.
+
+    Raises:
+        ConfigurationError: the run failed, or left no ``folder``.
+    """
+    import subprocess
+
+    print(f"sorl: {folder} is not there yet: training it with --config {config}", flush=True)
+    code = subprocess.run([sys.executable, "-m", "sorl_lightning", "fit", "--config", config], check=False).returncode
+    if code or not Path(folder).exists():
+        raise ConfigurationError(f"warm_start.config {config!r} ended with code {code} and left no {folder!r}")
+
+
+def shipped_file(argument: str) -> str:
+    """The path of "sorl:NAME", a config or switch that ships with the package; other arguments as they are.
+
+    Raises:
+        ConfigurationError: there is no such file.
+    """
+    option, prefix, name = argument.rpartition(PREFIX)
+    if not prefix or option not in ("", "--config=", "-c="):
+        return argument
+    package = Path(__file__).parent
+    for root in (package / "yaml", package.parents[1]):
+        for folder in ("configs", "callbacks"):
+            if (path := root / folder / f"{name}.yaml").is_file():
+                return option + str(path)
+    raise ConfigurationError(f"no config or switch {argument!r} ships with the package")
+
+
+TRAINER_DEFAULTS = {
+    "num_sanity_val_steps": 0,
+    "log_every_n_steps": 1,
+    "use_distributed_sampler": False,
+}
+
+
+def run(arguments: Sequence[str]) -> AgentCLI:
+    """Parse ``arguments`` and run the subcommand that they name."""
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*isn't allowed to be a Lightning class.*")
+    return AgentCLI(
+        AgentModule,
+        RolloutDataModule,
+        args=[shipped_file(argument) for argument in arguments],
+        trainer_defaults=TRAINER_DEFAULTS,
+        save_config_kwargs={"overwrite": True},
+        seed_everything_default=0,
+        auto_configure_optimizers=False,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> Any:
+    """Entry point; errors that a user can act on are one sentence (``--debug`` shows where they came from)."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    try:
+        run([argument for argument in arguments if argument != "--debug"])
+    except (ConfigurationError, RolloutError) as error:
+        if debug:
+            raise
+        sys.exit(f"sorl: {error}")

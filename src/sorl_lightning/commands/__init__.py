@@ -1,0 +1,1 @@
+"""Small commands beside training: ``sorl NAME ...``, one a file."""

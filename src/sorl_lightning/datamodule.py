@@ -1,0 +1,318 @@
+"""On-policy rollouts as a Lightning datamodule: one epoch is one collection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from typing_extensions import override
+
+from sorl_lightning.control import Learner, RolloutBudget, owner_of
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.functional.weights import token_weights, trajectory_weights, turn_weights
+from sorl_lightning.models import full_weights
+from sorl_lightning.rollout.chat import Chat
+from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
+from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
+from sorl_lightning.rollout.engines import LocalEngine
+from sorl_lightning.rollout.environment import Environment, HasClose
+from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.packing import balance, lengths, pack, select
+from sorl_lightning.types import RolloutBatch, Task
+
+Split = Literal["train", "validation", "test"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How held-out tasks are rolled out: always to full depth, with the same seeds every time.
+
+    Args:
+        n: siblings a task; success is then Avg@n.
+        temperature: sampling temperature.
+        max_tasks: the first so many tasks of the split; None takes all.
+        engine: plays instead of the policy: an expert, random actions.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    max_tasks: int | None = None
+    engine: RolloutEngine | None = None
+
+
+class RolloutDataModule(L.LightningDataModule):
+    """Collects trajectories with the current weights and streams them as micro-batches.
+
+    Args:
+        environment: the world; its tasks are played in an order that depends on ``seed`` alone.
+        engine: generates the turns; None is a LocalEngine, in this process.
+        tasks_per_collection: tasks a collection, over all ranks.
+        group_size: siblings a task.
+        max_turns: most turns of a trajectory.
+        max_tokens: most tokens of a turn.
+        context_limit: most tokens of a trajectory, prompt and observations included.
+        temperature: sampling temperature of training rollouts, above 0; the trainer's log-probabilities use it too.
+        mini_batches: optimiser steps a pass; each takes an equal share of the trajectories.
+        passes: passes over a collection. ``mini_batches * passes`` optimiser steps a collection is the off-policyness.
+        micro_batches: forward and backward passes an optimiser step; equals the trainer's accumulate_grad_batches.
+        token_budget: most padded tokens of a micro-batch; None sets no bound.
+        aggregation: what counts equally in the loss: trajectories, tokens, or turns.
+        retries: fresh environments tried after one has failed, for each trajectory.
+        reward: a callable on the finished trajectory that replaces the sum of its turn rewards.
+        validation: how the splits "validation" and "test" are rolled out.
+        seed: of task order, sampling and mini-batches.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        engine: RolloutEngine | None = None,
+        tasks_per_collection: int = 16,
+        group_size: int = 8,
+        max_turns: int = 16,
+        max_tokens: int = 32,
+        context_limit: int = 1024,
+        temperature: float = 1.0,
+        mini_batches: int = 1,
+        passes: int = 1,
+        micro_batches: int = 1,
+        token_budget: int | None = None,
+        aggregation: Literal["trajectory", "token", "turn"] = "trajectory",
+        retries: int = 2,
+        reward: Reward | None = None,
+        validation: Evaluation = Evaluation(),
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.environment = environment
+        self.engine: RolloutEngine = engine if engine is not None else LocalEngine()
+        self.tasks_per_collection = tasks_per_collection
+        self.group_size = group_size
+        self.max_turns = max_turns
+        self.max_tokens = max_tokens
+        self.context_limit = context_limit
+        self.temperature = temperature
+        self.mini_batches = mini_batches
+        self.passes = passes
+        self.micro_batches = micro_batches
+        self.token_budget = token_budget
+        self.aggregation = aggregation
+        self.retries = retries
+        self.reward = reward
+        self.validation = validation
+        self.seed = seed
+        self.rollout_budget = RolloutBudget(ceiling=max_turns, max_turns=max_turns)
+        self.collection: Collection | None = None
+        self._loop = EventLoopThread()
+        self._attached: list[RolloutEngine] = []
+
+    # Set-up and tear-down
+
+    @override
+    def setup(self, stage: str) -> None:
+        self._check(stage)
+
+    def _check(self, stage: str) -> None:
+        """Refuse what cannot work before anything is sampled."""
+        positive = ("tasks_per_collection", "group_size", "max_turns", "max_tokens", "context_limit")
+        for name in (*positive, "mini_batches", "passes", "micro_batches"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"data.{name} must be at least 1, got {getattr(self, name)}")
+        if not self.temperature > 0:
+            raise ConfigurationError(f"data.temperature must be above 0 to train, got {self.temperature}")
+        if self.retries < 0:
+            raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
+        if self.validation.n < 1 or self.validation.temperature < 0:
+            raise ConfigurationError(f"data.validation needs n >= 1 and temperature >= 0, got {self.validation}")
+        for split in {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}.get(stage, ()):
+            self.tasks(split)
+        if stage == "fit":
+            self._check_fit()
+
+    def _check_fit(self) -> None:
+        trainer, world = self._trainer(), self._trainer().world_size
+        if trainer.accumulate_grad_batches != self.micro_batches:
+            raise ConfigurationError(
+                f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must equal "
+                f"data.micro_batches={self.micro_batches}"
+            )
+        if self.tasks_per_collection % world:
+            raise ConfigurationError(
+                f"data.tasks_per_collection={self.tasks_per_collection} must be a multiple of the {world} ranks"
+            )
+        if self.tasks_per_collection // world * self.group_size < self.mini_batches:
+            raise ConfigurationError(
+                f"data.mini_batches={self.mini_batches} is more than the trajectories of a collection on a rank, "
+                f"{self.tasks_per_collection // world * self.group_size}"
+            )
+
+    @override
+    def teardown(self, stage: str) -> None:
+        self.close()
+
+    @override
+    def on_exception(self, exception: BaseException) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give back engines, environment and loop; the next collection starts them anew."""
+        for engine in self._attached:
+            engine.close()
+        self._attached = []
+        if isinstance(self.environment, HasClose):
+            closing = self.environment.close()
+            if closing is not None:
+                self._loop.run(_awaited(closing))
+        self._loop.close()
+
+    # Loaders
+
+    @override
+    def train_dataloader(self) -> RolloutStream:
+        return RolloutStream(self)
+
+    @override
+    def val_dataloader(self) -> EvaluationStream:
+        return EvaluationStream(self, "validation")
+
+    @override
+    def test_dataloader(self) -> EvaluationStream:
+        return EvaluationStream(self, "test")
+
+    # Rollouts
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Tasks of a split.
+
+        Raises:
+            ConfigurationError: there are none.
+        """
+        tasks = self.environment.tasks(split)
+        if split != "train" and self.validation.max_tasks is not None:
+            tasks = tasks[: self.validation.max_tasks]
+        if not tasks:
+            raise ConfigurationError(f"{type(self.environment).__name__} has no tasks in its {split!r} split")
+        return tasks
+
+    def tasks_of_collection(self, index: int) -> list[Task]:
+        """Tasks of training collection ``index`` on all ranks: a pure function of the seed and the index.
+
+        Every task is played once before one is played twice, in a new order each time round.
+        """
+        tasks = self.tasks("train")
+        positions = range(index * self.tasks_per_collection, (index + 1) * self.tasks_per_collection)
+        rounds = {position // len(tasks) for position in positions}
+        orders = {r: _permutation(len(tasks), derive_seed(self.seed, "order", r)) for r in rounds}
+        return [tasks[orders[p // len(tasks)][p % len(tasks)]] for p in positions]
+
+    def collect(self) -> Collection:
+        """Pull the weights and roll out the next training collection on this rank."""
+        index = self._trainer().current_epoch
+        tasks = self._own_share(self.tasks_of_collection(index))
+        seed = derive_seed(self.seed, "train", index, self._trainer().global_rank)
+        collector = self._collector(self.engine, self.temperature, self.group_size)
+        self.collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
+        return self.collection
+
+    def evaluate(self, split: Split) -> Collection:
+        """Roll out the held-out tasks of ``split`` to full depth, with seeds that never change."""
+        engine = self.validation.engine or self.engine
+        collector = self._collector(engine, self.validation.temperature, self.validation.n)
+        seed = derive_seed(self.seed, split, self._trainer().global_rank)
+        return self._run(collector, self._own_share(self.tasks(split)), self.max_turns, seed, 0)
+
+    def _run(self, collector: Collector, tasks: Sequence[Task], max_turns: int, seed: int, index: int) -> Collection:
+        learner = self._learner()
+        engine = collector.engine
+        if engine not in self._attached:
+            engine.attach(learner.policy_model, learner.tokenizer)
+            self._attached.append(engine)
+        engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
+        return self._loop.run(collector.collect(tasks, max_turns, seed, index, learner.policy_version))
+
+    def _collector(self, engine: RolloutEngine, temperature: float, group_size: int) -> Collector:
+        return Collector(
+            self.environment,
+            engine,
+            Chat(self._learner().tokenizer),
+            Sampling(max_tokens=self.max_tokens, context_limit=self.context_limit, temperature=temperature),
+            group_size,
+            self.retries,
+            self.reward,
+        )
+
+    def _own_share(self, tasks: Sequence[Task]) -> Sequence[Task]:
+        trainer = self._trainer()
+        return tasks[trainer.global_rank :: trainer.world_size]
+
+    def _trainer(self) -> L.Trainer:
+        if self.trainer is None:
+            raise RuntimeError("RolloutDataModule collects inside a Trainer's fit, validate or test")
+        return self.trainer
+
+    def _learner(self) -> Learner:
+        return owner_of(Learner, self._trainer().lightning_module)  # type: ignore[type-abstract]
+
+
+class RolloutStream:
+    """One collection as ``updates * micro_batches`` micro-batches.
+
+    Sized, or Lightning would fetch a batch ahead and train on data one version old; lazy, since Lightning asks for the
+    iterator before training has started.
+    """
+
+    def __init__(self, datamodule: RolloutDataModule) -> None:
+        self.data = datamodule
+
+    def __len__(self) -> int:
+        return self.data.mini_batches * self.data.passes * self.data.micro_batches
+
+    def __iter__(self) -> Iterator[RolloutBatch]:
+        data = self.data
+        collection = data.collect()
+        rows = data._learner().annotate(pack(collection.trajectories), collection.trajectories)
+        for number in range(data.passes):
+            seed = derive_seed(data.seed, "mini_batches", collection.index, number)
+            order = torch.tensor(_permutation(len(collection.trajectories), seed))
+            for chosen in order.tensor_split(data.mini_batches):
+                yield from self._update(select(rows, torch.isin(rows.trajectory[:, 0], chosen).nonzero()[:, 0]))
+
+    def _update(self, rows: RolloutBatch) -> Iterator[RolloutBatch]:
+        rows = self._weigh(rows)
+        for index in balance(lengths(rows), self.data.micro_batches, self.data.token_budget):
+            yield select(rows, index)
+
+    def _weigh(self, rows: RolloutBatch) -> RolloutBatch:
+        """Weights that sum to 1 over the optimiser batch, all micro-batches and ranks together."""
+        by_turn = turn_weights(rows.turn, rows.trajectory)
+        by = {
+            "trajectory": lambda: trajectory_weights(rows.turn, rows.trajectory),
+            "token": lambda: token_weights(rows.turn),
+            "turn": lambda: by_turn,
+        }
+        return rows.replace(trajectory_weights=by[self.data.aggregation](), turn_weights=by_turn)
+
+
+class EvaluationStream:
+    """A held-out collection, as one batch."""
+
+    def __init__(self, datamodule: RolloutDataModule, split: Split) -> None:
+        self.data = datamodule
+        self.split = split
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Collection]:
+        yield self.data.evaluate(self.split)
+
+
+def _permutation(length: int, seed: int) -> list[int]:
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+async def _awaited(awaitable: Any) -> Any:
+    return await awaitable

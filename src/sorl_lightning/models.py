@@ -1,0 +1,222 @@
+"""Load causal language models, and take token log-probabilities from them without ever holding full logits."""
+
+from __future__ import annotations
+
+import copy
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+from sorl_lightning.assets import asset_folder
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.functional.logprobs import token_logprobs
+from sorl_lightning.interfaces import Interface
+
+Loaded = tuple[PreTrainedModel, PreTrainedTokenizerBase]
+
+
+class ModelSource(Interface):
+    """Where a model comes from; ``load`` gives the same weights on every call."""
+
+    @abstractmethod
+    def load(self) -> Loaded:
+        """The model and its tokenizer."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained(ModelSource):
+    """A Hugging Face causal language model, by folder or Hub id.
+
+    Args:
+        path: folder with safetensors, configuration and tokenizer, or a Hub id.
+        dtype: type of the weights.
+        attn_implementation: attention kernel, as transformers names them; None lets transformers choose.
+        gradient_checkpointing: recompute activations in the backward pass.
+    """
+
+    path: str
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    attn_implementation: str | None = None
+    gradient_checkpointing: bool = False
+
+    def load(self) -> Loaded:
+        """Read the folder or the Hub.
+
+        Raises:
+            ConfigurationError: there is no such model, or its log-probabilities cannot be computed in chunks.
+        """
+        tokenizer = load_tokenizer(self.path)
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                self.path, dtype=getattr(torch, self.dtype), attn_implementation=self.attn_implementation
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"policy path {self.path!r} holds no causal language model: {error}") from error
+        if self.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        check_head(model)
+        return model, tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallLlama(ModelSource):
+    """A small Llama with random weights, to be trained from scratch.
+
+    Args:
+        tokenizer: folder or Hub id of its tokenizer, which also gives the vocabulary; "sorl:textworld" is the one that
+            ships with the package.
+        hidden_size: width; a multiple of ``head_dim``.
+        num_hidden_layers: decoder layers.
+        head_dim: width of an attention head; 32 or 64, so that vLLM can serve the model.
+        context_length: most positions, tokens.
+        seed: seed of the initial weights; the global generator is left alone.
+    """
+
+    tokenizer: str
+    hidden_size: int = 128
+    num_hidden_layers: int = 2
+    head_dim: Literal[32, 64] = 32
+    context_length: int = 1024
+    seed: int = 0
+
+    def load(self) -> Loaded:
+        """Build the model.
+
+        Raises:
+            ConfigurationError: ``hidden_size`` is not a multiple of ``head_dim``.
+        """
+        if self.hidden_size % self.head_dim:
+            raise ConfigurationError(f"hidden_size must be a multiple of head_dim={self.head_dim}: {self.hidden_size}")
+        tokenizer = load_tokenizer(self.tokenizer)
+        heads = self.hidden_size // self.head_dim
+        config = LlamaConfig(
+            vocab_size=-(-len(tokenizer) // 64) * 64,
+            hidden_size=self.hidden_size,
+            intermediate_size=3 * self.hidden_size,
+            num_hidden_layers=self.num_hidden_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=self.head_dim,
+            max_position_embeddings=self.context_length,
+            tie_word_embeddings=True,
+            bos_token_id=tokenizer.bos_token_id,
+            eos_token_id=tokenizer.eos_token_id,
+            pad_token_id=tokenizer.pad_token_id,
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            return AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a folder or Hub id; "sorl:NAME" is one that ships with the package.
+
+    Raises:
+        ConfigurationError: there is none.
+    """
+    try:
+        return AutoTokenizer.from_pretrained(asset_folder(path))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{path!r} holds no tokenizer: {str(error).splitlines()[0]}") from error
+
+
+def logit_scale(model: PreTrainedModel) -> float:
+    """Factor that the model puts between its head and its logits.
+
+    Raises:
+        ConfigurationError: the model squashes its logits (soft-capping) or its head has a bias.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "final_logit_softcapping", None):
+        raise ConfigurationError(
+            f"{type(model).__name__} soft-caps its logits (final_logit_softcapping={config.final_logit_softcapping}), "
+            "which chunked log-probabilities do not support; use a model without it"
+        )
+    if getattr(model.get_output_embeddings(), "bias", None) is not None:
+        raise ConfigurationError(f"the output head of {type(model).__name__} has a bias, which is not supported")
+    if getattr(config, "logits_scaling", None):
+        return 1.0 / config.logits_scaling
+    return float(getattr(config, "logit_scale", None) or 1.0)
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Compare the model's own logits with the ones that ``PolicyNetwork`` makes of its hidden states.
+
+    Raises:
+        ConfigurationError: they differ, so the model does something between hidden states and logits that is unknown.
+    """
+    device = model.get_input_embeddings().weight.device
+    ids = torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
+    training = model.training
+    model.eval()
+    logits = model(input_ids=ids, use_cache=False).logits.float()
+    hidden = model.base_model(input_ids=ids, use_cache=False).last_hidden_state
+    rebuilt = (hidden @ model.get_output_embeddings().weight.T).float() * logit_scale(model)
+    model.train(training)
+    if not torch.allclose(logits, rebuilt, rtol=1e-2, atol=1e-2 * float(logits.abs().max())):
+        raise ConfigurationError(
+            f"{type(model).__name__} changes its logits after the head in a way that is not supported"
+        )
+
+
+class PolicyNetwork(nn.Module):
+    """A causal language model that answers with log-probabilities of given tokens.
+
+    Args:
+        model: any Hugging Face causal language model with a linear head.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.logit_scale = logit_scale(model)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"],
+        position_ids: Int[Tensor, "B T"],
+        generated: Bool[Tensor, "B T"],
+        temperature: float = 1.0,
+    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        """Log-probability and entropy at each generated token, nats; 0 elsewhere.
+
+        The value at token t is that of ``input_ids[:, t]`` given the tokens before it: nothing is shifted for the
+        caller. Rows are padded on the right, so causal attention needs no mask.
+        """
+        hidden = self.model.base_model(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False
+        ).last_hidden_state
+        generated = generated.clone()
+        generated[:, 0] = False  # nothing precedes the first token
+        predicts = generated.roll(-1, dims=1)
+        logprobs, entropy = token_logprobs(
+            hidden[predicts] * self.logit_scale if self.logit_scale != 1.0 else hidden[predicts],
+            self.model.get_output_embeddings().weight,
+            input_ids[generated],
+            temperature,
+        )
+        # A row of padding must still reach every parameter, or sharded backward passes wait for ever.
+        anchor = hidden.sum() * 0.0
+        blank = anchor.expand(generated.shape)
+        return blank.masked_scatter(generated, logprobs), blank.masked_scatter(generated, entropy)
+
+
+def frozen(model: PreTrainedModel) -> PolicyNetwork:
+    """An evaluation copy that never trains: the reference, or a teacher."""
+    network = PolicyNetwork(copy.deepcopy(model)).eval()
+    return network.requires_grad_(False)
+
+
+def full_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by name, each gathered from its shards only when its turn comes; tied ones once."""
+    for name, parameter in model.named_parameters():
+        tensor = parameter.detach()
+        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

@@ -1,0 +1,266 @@
+"""The learner: a policy, its frozen reference, one training step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from torch import Tensor
+from transformers import PreTrainedModel
+from typing_extensions import override
+
+from sorl_lightning.control import KLSchedule
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.functional.weights import blend
+from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
+from sorl_lightning.objectives import Objective
+from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.metrics import constant_groups, trajectory_metrics
+from sorl_lightning.rollout.packing import lengths, select
+from sorl_lightning.tally import Tally
+from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
+
+ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
+
+
+class AgentModule(L.LightningModule):
+    """Trains a causal language model on rollouts.
+
+    Args:
+        policy: where the policy comes from: a source such as Pretrained, or a folder or Hub id.
+        objective: the loss.
+        optimizer: called with the parameters.
+        lr_scheduler: called with the optimizer, stepped once an optimiser step; None keeps the rate.
+        reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
+        temperature: temperature of the training rollouts; log-probabilities are taken at it.
+    """
+
+    def __init__(
+        self,
+        policy: ModelSource | str,
+        objective: Objective,
+        optimizer: OptimizerCallable = partial(torch.optim.AdamW, lr=1e-6),  # noqa: B008 (stateless)
+        lr_scheduler: LRSchedulerCallable | None = None,
+        reference: ModelSource | None = None,
+        temperature: float = 1.0,
+    ) -> None:
+        super().__init__()
+        self.source: ModelSource = Pretrained(path=policy) if isinstance(policy, str) else policy
+        self.objective = objective
+        self.optimizer = optimizer
+        self.lr_scheduler = lr_scheduler
+        self.reference_source = reference
+        self.temperature = temperature
+        self.kl_schedule = KLSchedule()
+        self.policy_version = 0
+        self.policy: PolicyNetwork | None = None
+        self.loss_terms: LossTerms | None = None
+        self._tally = Tally()
+        # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
+        self._frozen: dict[str, PolicyNetwork] = {}
+
+    # Networks
+
+    @override
+    def configure_model(self) -> None:
+        if self.policy is not None:
+            return
+        model, self.tokenizer = self.source.load()
+        if self.objective.needs_reference:
+            self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
+        self.policy = PolicyNetwork(model)
+
+    def _load_reference(self) -> PreTrainedModel:
+        assert self.reference_source is not None
+        model, tokenizer = self.reference_source.load()
+        if tokenizer.get_vocab() != self.tokenizer.get_vocab():
+            raise ConfigurationError(
+                f"reference {self.reference_source} and policy {self.source} have different vocabularies"
+            )
+        return model
+
+    @property
+    def policy_model(self) -> PreTrainedModel:
+        """The Hugging Face model inside the policy."""
+        if self.policy is None:
+            raise RuntimeError("the policy is loaded by configure_model, which the Trainer calls")
+        return self.policy.model
+
+    @override
+    def configure_optimizers(self) -> Any:
+        assert self.policy is not None
+        optimizer = self.optimizer(self.policy.parameters())
+        if self.lr_scheduler is None:
+            return optimizer
+        scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+
+    # Rollouts
+
+    @torch.no_grad()
+    def annotate(self, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
+        """Advantages, and the reference's log-probabilities where the objective needs them."""
+        advantages = self.objective.advantages(trajectories)
+        changes: dict[str, Tensor | None] = {
+            "advantages": torch.where(rows.generated, advantages[rows.trajectory], 0.0)
+        }
+        if "reference" in self._frozen:
+            changes["reference_logprobs"] = self._score(self._frozen["reference"].to(self.device), rows)
+        return rows.replace(**changes)
+
+    def _score(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
+        """Log-probabilities of the generated tokens, a few rows at a time, on the CPU."""
+        scores = torch.zeros(rows.turn.shape)
+        order = torch.argsort(lengths(rows))
+        for index in order.split(ROWS_AT_ONCE):
+            part = select(rows, index).to(self.device)
+            logprobs, _ = network(part.input_ids, part.position_ids, part.generated, self.temperature)
+            scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
+        return scores
+
+    # Training
+
+    @override
+    def on_fit_start(self) -> None:
+        self.objective.check(self._data().group_size)
+
+    @override
+    def on_train_epoch_start(self) -> None:
+        self._epoch_start = time.perf_counter()
+        self._trained_tokens = 0
+
+    @override
+    def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
+        assert self.policy is not None
+        if batch_idx == 0:
+            self._log_collection(self._data().collection)
+        logprobs, entropy = self.policy(batch.input_ids, batch.position_ids, batch.generated, self.temperature)
+        weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
+        self.loss_terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
+        self._account(batch, entropy, metrics)
+        # Lightning divides by the number of micro-batches; the weights have done so already.
+        return self.loss_terms.total * self.trainer.accumulate_grad_batches
+
+    def _account(self, batch: RolloutBatch, entropy: Tensor, metrics: Any) -> None:
+        assert self.loss_terms is not None
+        mask = batch.generated
+        self._trained_tokens += int(mask.sum())
+        self._tally.add("train/loss", self.loss_terms.total)
+        self._tally.add("train/policy_loss", self.loss_terms.policy)
+        self._tally.add_mean("train/entropy", entropy, mask)
+        staleness = (self.policy_version - batch.policy_version).float()
+        self._tally.add_mean("train/staleness", staleness, mask)
+        self._tally.add_mean("train/advantage_variance", batch.advantages**2, mask)
+        for name, values in metrics.items():
+            self._tally.add_mean(f"train/{name}", values, mask)
+        if "ratio" in metrics:
+            self._tally.add_maximum("train/ratio_max", metrics["ratio"], mask)
+        if self.loss_terms.clipped is not None:
+            turns, touched = touched_turns(batch, self.loss_terms.clipped)
+            self._tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
+
+    @override
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        self._tally.add("train/grad_norm", self._gradient_norm())
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        self._tally.add("train/grad_norm_clipped", self._gradient_norm())
+
+    def _gradient_norm(self) -> Tensor:
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        return torch.nn.utils.get_total_norm(gradients)
+
+    @override
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        super().optimizer_step(*args, **kwargs)
+        self.policy_version += 1
+
+    @override
+    def on_train_batch_end(self, outputs: Any, batch: RolloutBatch, batch_idx: int) -> None:
+        self.loss_terms = None
+        if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
+            return
+        figures = self._tally.flush()
+        shown = "train/clip_fraction"
+        self.log_dict({name: value for name, value in figures.items() if name != shown})
+        if shown in figures:
+            self.log(shown, figures[shown], prog_bar=True)
+        self.log_dict({"collection": float(self.trainer.current_epoch), "policy_version": float(self.policy_version)})
+
+    @override
+    def on_train_epoch_end(self) -> None:
+        collection = self._data().collection
+        seconds = time.perf_counter() - self._epoch_start - (collection.seconds if collection else 0.0)
+        self.log("throughput/trained_tokens_per_second", self._trained_tokens / seconds)
+
+    def _log_collection(self, collection: Collection | None) -> None:
+        """Rollout figures, against the version of the weights that were rolled out."""
+        if collection is None:
+            return
+        trajectories = collection.trajectories
+        metrics = {f"rollout/{name}": value for name, value in trajectory_metrics(trajectories).items()}
+        generated = sum(trajectory.generated_tokens for trajectory in trajectories)
+        metrics |= {
+            "rollout/constant_groups": constant_groups(trajectories),
+            "rollout/failed_groups": float(len(collection.failures)),
+            "rollout/seconds": collection.seconds,
+            "throughput/generated_tokens_per_second": generated / collection.seconds,
+            "collection": float(collection.index),
+        }
+        for logger in self.loggers:
+            logger.log_metrics(metrics, step=collection.policy_version)
+        for name in ("success", "turns"):
+            self.log(f"rollout/{name}", metrics[f"rollout/{name}"], prog_bar=True, logger=False)
+
+    # Evaluation
+
+    @override
+    def validation_step(self, batch: Collection, batch_idx: int) -> None:
+        self._log_evaluation(batch, "val")
+
+    @override
+    def test_step(self, batch: Collection, batch_idx: int) -> None:
+        self._log_evaluation(batch, "test")
+
+    def _log_evaluation(self, collection: Collection, prefix: str) -> None:
+        metrics = trajectory_metrics(collection.trajectories)
+        metrics |= {"failed_groups": float(len(collection.failures)), "seconds": collection.seconds}
+        count = len(collection.trajectories)
+        for name, value in metrics.items():
+            shown = name == "success"
+            self.log(
+                f"{prefix}/{name}", value, prog_bar=shown, batch_size=count, sync_dist=True, add_dataloader_idx=False
+            )
+        self.log(f"{prefix}/episodes", float(count), batch_size=1, reduce_fx="sum", sync_dist=True)
+
+    # Checkpoints
+
+    @override
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["policy_version"] = self.policy_version
+
+    @override
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.policy_version = checkpoint["policy_version"]
+
+    def _data(self) -> Any:
+        return self.trainer.datamodule  # type: ignore[attr-defined]
+
+
+def touched_turns(batch: RolloutBatch, clipped: Tensor) -> tuple[Tensor, Tensor]:
+    """The last token of each turn, and whether a token of its turn was clipped, both bool [B, T]."""
+    following = torch.nn.functional.pad(batch.turn[:, 1:], (0, 1), value=-2)
+    last = batch.generated & (following != batch.turn)
+    turns = last.flip(1).cumsum(1).flip(1) * batch.generated  # numbers the turns of a row from its end
+    counts = torch.zeros(turns.shape[0], int(turns.max()) + 1, device=turns.device)
+    counts.scatter_add_(1, turns, clipped.float())
+    return last, counts.gather(1, turns) > 0

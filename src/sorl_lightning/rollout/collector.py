@@ -1,0 +1,263 @@
+"""Roll out tasks: every trajectory of a collection at once, groups of siblings, exact bookkeeping."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import inspect
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.rollout.chat import Chat
+from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
+from sorl_lightning.rollout.environment import Environment, Step, open_episode
+from sorl_lightning.types import Ending, Task, Trajectory, Turn
+
+T = TypeVar("T")
+Reward = Callable[[Trajectory], float]
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How turns are sampled.
+
+    Attributes:
+        max_tokens: most tokens of a turn.
+        context_limit: most tokens of a trajectory, prompt and observations included.
+        temperature: sampling temperature.
+    """
+
+    max_tokens: int
+    context_limit: int
+    temperature: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collection:
+    """What one collection brought home.
+
+    Attributes:
+        index: 0-based number of the collection.
+        trajectories: of whole groups only, ordered by group and sibling.
+        failures: a sentence for each group that was dropped because its environment kept failing.
+        policy_version: version of the weights at its start.
+        seconds: wall-clock time.
+    """
+
+    index: int
+    trajectories: tuple[Trajectory, ...]
+    failures: tuple[str, ...] = ()
+    policy_version: int = 0
+    seconds: float = 0.0
+
+    def to(self, *_: object, **__: object) -> Collection:
+        """Itself: nothing here lives on a device, and Lightning asks."""
+        return self
+
+
+class EnvironmentFailure(Exception):
+    """An environment raised; the trajectory is tried again with a fresh one."""
+
+
+@dataclass(kw_only=True)
+class _Episode:
+    """A trajectory in the making."""
+
+    key: TrajectoryKey
+    task: Task
+    seed: int
+    environment: Environment
+    prompt_ids: tuple[int, ...]
+    turns: list[Turn] = field(default_factory=list)
+    step: Step = field(default_factory=lambda: Step("", 0.0, False))
+
+
+class Collector:
+    """Plays tasks with an engine.
+
+    Args:
+        environment: prototype; each attempt at a trajectory plays a fresh copy.
+        engine: generates the turns.
+        chat: renders messages to tokens.
+        sampling: limits and temperature.
+        group_size: siblings a task.
+        retries: fresh environments tried after a failure, for each trajectory.
+        reward: replaces the sum of turn rewards as the trajectory's reward.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        engine: RolloutEngine,
+        chat: Chat,
+        sampling: Sampling,
+        group_size: int = 1,
+        retries: int = 2,
+        reward: Reward | None = None,
+    ) -> None:
+        self.environment = environment
+        self.engine = engine
+        self.chat = chat
+        self.sampling = sampling
+        self.group_size = group_size
+        self.retries = retries
+        self.reward = reward
+
+    async def collect(
+        self, tasks: Sequence[Task], max_turns: int, seed: int, index: int = 0, policy_version: int = 0
+    ) -> Collection:
+        """Roll out ``group_size`` siblings of each task to at most ``max_turns`` turns.
+
+        A group with a trajectory that failed for good is dropped whole and named in ``failures``; it is never a reward.
+
+        Args:
+            seed: every token of the collection depends on it, the task's position, the sibling and the turn alone.
+
+        Raises:
+            ConfigurationError: a first prompt leaves no room in the context.
+            RolloutError: every group failed.
+        """
+        start = time.perf_counter()
+        keys = [TrajectoryKey(task, sibling) for task in range(len(tasks)) for sibling in range(self.group_size)]
+        # Every episode opens before the first token is sampled: a prompt that does not fit is found in time.
+        opened = await self._together([self._open(key, tasks[key.task], seed) for key in keys])
+        for key in keys:
+            self.engine.open(key)
+        results = await self._together(
+            [self._play(key, tasks[key.task], first, max_turns, seed) for key, first in zip(keys, opened, strict=True)]
+        )
+        groups = [results[g * self.group_size : (g + 1) * self.group_size] for g in range(len(tasks))]
+        failures = [next((str(r) for r in group if isinstance(r, EnvironmentFailure)), None) for group in groups]
+        kept = [t for group, failure in zip(groups, failures, strict=True) if failure is None for t in group]
+        if not kept:
+            raise RolloutError(f"all {len(tasks)} groups of collection {index} failed; the first: {failures[0]}")
+        return Collection(
+            index=index,
+            trajectories=tuple(t for t in kept if isinstance(t, Trajectory)),
+            failures=tuple(f for f in failures if f is not None),
+            policy_version=policy_version,
+            seconds=time.perf_counter() - start,
+        )
+
+    async def _together(self, coroutines: Sequence[Awaitable[T]]) -> list[T]:
+        """All results; the first error ends the others too."""
+        futures = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+        try:
+            return await asyncio.gather(*futures)
+        finally:
+            for future in futures:
+                future.cancel()
+            await asyncio.gather(*futures, return_exceptions=True)
+
+    async def _play(
+        self, key: TrajectoryKey, task: Task, first: _Episode | EnvironmentFailure, max_turns: int, seed: int
+    ) -> Trajectory | EnvironmentFailure:
+        """One trajectory, with retries; a failure is a value, so that siblings play on."""
+        episode = first
+        try:
+            for attempt in range(1, self.retries + 2):
+                if isinstance(episode, _Episode):
+                    try:
+                        return await self._advance(episode, max_turns)
+                    except EnvironmentFailure as error:
+                        episode = error
+                logger.warning("attempt %d of %d: %s", attempt, self.retries + 1, episode)
+                if attempt <= self.retries:
+                    episode = await self._open(key, task, seed, attempt)
+            assert isinstance(episode, EnvironmentFailure)
+            return episode
+        finally:
+            self.engine.release(key)
+
+    async def _open(self, key: TrajectoryKey, task: Task, seed: int, attempt: int = 0) -> _Episode | EnvironmentFailure:
+        environment = open_episode(self.environment)
+        try:
+            opening = await self._ask(task, environment.reset, task)
+        except EnvironmentFailure as error:
+            return error
+        prompt_ids = self.chat.opening([*task.prompt, *opening])
+        if len(prompt_ids) >= self.sampling.context_limit:
+            raise ConfigurationError(
+                f"the first prompt of task {task.id!r} has {len(prompt_ids)} tokens, which leaves no room in "
+                f"context_limit={self.sampling.context_limit}; raise it or leave the task out"
+            )
+        own_seed = derive_seed(seed, key.task, key.sibling, attempt)
+        return _Episode(key=key, task=task, seed=own_seed, environment=environment, prompt_ids=prompt_ids)
+
+    async def _advance(self, episode: _Episode, max_turns: int) -> Trajectory:
+        ending: Ending | None = None
+        while ending is None:
+            await self._turn(episode)
+            ending = self._ending(episode, max_turns)
+        return self._finish(episode, ending, max_turns)
+
+    async def _turn(self, episode: _Episode) -> None:
+        start = time.perf_counter()
+        completion = await self.engine.generate(
+            GenerationRequest(
+                trajectory=episode.key,
+                prompt_ids=episode.prompt_ids,
+                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(episode.prompt_ids)),
+                stop_token_ids=self.chat.stop_token_ids,
+                temperature=self.sampling.temperature,
+                seed=derive_seed(episode.seed, len(episode.turns)),
+                environment=episode.environment,
+            )
+        )
+        text = self.chat.text(completion.token_ids)
+        episode.step = step = Step(*await self._ask(episode.task, episode.environment.step, text))
+        turn = Turn(
+            index=len(episode.turns),
+            prompt_ids=episode.prompt_ids,
+            completion=completion,
+            text=text,
+            observation=step.observation or None,
+            reward=float(step.reward),
+            seconds=time.perf_counter() - start,
+        )
+        episode.turns.append(turn)
+        ids = completion.token_ids
+        episode.prompt_ids = (*episode.prompt_ids, *ids, *self.chat.continuation(ids, step.observation))
+
+    def _ending(self, episode: _Episode, max_turns: int) -> Ending | None:
+        """How the episode ended, None while it goes on. A finished one is done whatever its length."""
+        if episode.step.terminated:
+            return Ending.DONE
+        if episode.step.truncated or len(episode.turns) >= max_turns:
+            return Ending.TURN_LIMIT
+        return Ending.CONTEXT_LIMIT if len(episode.prompt_ids) >= self.sampling.context_limit else None
+
+    def _finish(self, episode: _Episode, ending: Ending, max_turns: int) -> Trajectory:
+        info = dict(episode.step.info)
+        success = bool(info.pop("success", False))
+        trajectory = Trajectory(
+            task=episode.task,
+            group=episode.key.task,
+            sibling=episode.key.sibling,
+            turns=tuple(episode.turns),
+            reward=sum(turn.reward for turn in episode.turns),
+            success=success,
+            ending=ending,
+            turn_limit=max_turns,
+            seed=episode.seed,
+            metrics={name: float(value) for name, value in info.items() if isinstance(value, (bool, int, float))},
+        )
+        if self.reward is None:
+            return trajectory
+        return dataclasses.replace(trajectory, reward=float(self.reward(trajectory)))
+
+    async def _ask(self, task: Task, method: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
+        """Call the environment, which may be plain or a coroutine; whatever it raises is its failure."""
+        try:
+            answer = method(*arguments)
+            return await answer if inspect.isawaitable(answer) else answer  # type: ignore[return-value]
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            name = type(self.environment).__name__
+            raise EnvironmentFailure(f"{name} failed at task {task.id!r}: {type(error).__name__}: {error}") from error

