@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -90,6 +91,13 @@ def shipped_file(argument: str) -> str:
     raise ConfigurationError(f"no config or switch {argument!r} ships with the package")
 
 
+# Advice of libraries that does not apply here, or that their own code gives to itself.
+ADVICE = (
+    ".*args parameter is intended to run from within Python.*",
+    ".*does not have many workers.*",
+    ".*isinstance.treespec, LeafSpec.*",
+    ".*tensorboardX. has been removed.*",
+)
 TRAINER_DEFAULTS = {
     "num_sanity_val_steps": 0,
     "log_every_n_steps": 1,
@@ -99,8 +107,9 @@ TRAINER_DEFAULTS = {
 
 def run(arguments: Sequence[str]) -> AgentCLI:
     """Parse ``arguments`` and run the subcommand that they name."""
-    warnings.filterwarnings("ignore", ".*does not have many workers.*")
-    warnings.filterwarnings("ignore", ".*isn't allowed to be a Lightning class.*")
+    os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of LightningCLI's own calls
+    for advice in ADVICE:
+        warnings.filterwarnings("ignore", advice)
     return AgentCLI(
         AgentModule,
         RolloutDataModule,

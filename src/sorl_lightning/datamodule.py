@@ -182,6 +182,10 @@ class RolloutDataModule(L.LightningDataModule):
     def test_dataloader(self) -> EvaluationStream:
         return EvaluationStream(self, "test")
 
+    @override
+    def transfer_batch_to_device(self, batch: Sealed, device: torch.device, dataloader_idx: int) -> Any:
+        return batch.content.to(device)
+
     # Rollouts
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -257,6 +261,13 @@ class RolloutDataModule(L.LightningDataModule):
         return owner_of(Learner, self._trainer().lightning_module)  # type: ignore[type-abstract]
 
 
+class Sealed:
+    """A batch on its way through Lightning, which would cast its log-probabilities to the trainer's precision."""
+
+    def __init__(self, content: RolloutBatch | Collection) -> None:
+        self.content = content
+
+
 class RolloutStream:
     """One collection as ``updates * micro_batches`` micro-batches.
 
@@ -270,7 +281,7 @@ class RolloutStream:
     def __len__(self) -> int:
         return self.data.mini_batches * self.data.passes * self.data.micro_batches
 
-    def __iter__(self) -> Iterator[RolloutBatch]:
+    def __iter__(self) -> Iterator[Sealed]:
         data = self.data
         collection = data.collect()
         rows = data._learner().annotate(pack(collection.trajectories), collection.trajectories)
@@ -280,10 +291,10 @@ class RolloutStream:
             for chosen in order.tensor_split(data.mini_batches):
                 yield from self._update(select(rows, torch.isin(rows.trajectory[:, 0], chosen).nonzero()[:, 0]))
 
-    def _update(self, rows: RolloutBatch) -> Iterator[RolloutBatch]:
+    def _update(self, rows: RolloutBatch) -> Iterator[Sealed]:
         rows = self._weigh(rows)
         for index in balance(lengths(rows), self.data.micro_batches, self.data.token_budget):
-            yield select(rows, index)
+            yield Sealed(select(rows, index))
 
     def _weigh(self, rows: RolloutBatch) -> RolloutBatch:
         """Weights that sum to 1 over the optimiser batch, all micro-batches and ranks together."""
@@ -306,8 +317,8 @@ class EvaluationStream:
     def __len__(self) -> int:
         return 1
 
-    def __iter__(self) -> Iterator[Collection]:
-        yield self.data.evaluate(self.split)
+    def __iter__(self) -> Iterator[Sealed]:
+        yield Sealed(self.data.evaluate(self.split))
 
 
 def _permutation(length: int, seed: int) -> list[int]:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import lightning as L
@@ -28,13 +27,18 @@ from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
 ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
 
 
+def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """AdamW at the papers' learning rate for models of billions of parameters, 1e-6."""
+    return torch.optim.AdamW(parameters, lr=1e-6)
+
+
 class AgentModule(L.LightningModule):
     """Trains a causal language model on rollouts.
 
     Args:
         policy: where the policy comes from: a source such as Pretrained, or a folder or Hub id.
         objective: the loss.
-        optimizer: called with the parameters.
+        optimizer: called with the parameters; for a small model take a larger learning rate than the default's 1e-6.
         lr_scheduler: called with the optimizer, stepped once an optimiser step; None keeps the rate.
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
@@ -44,7 +48,7 @@ class AgentModule(L.LightningModule):
         self,
         policy: ModelSource | str,
         objective: Objective,
-        optimizer: OptimizerCallable = partial(torch.optim.AdamW, lr=1e-6),  # noqa: B008 (stateless)
+        optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
         reference: ModelSource | None = None,
         temperature: float = 1.0,
@@ -261,6 +265,6 @@ def touched_turns(batch: RolloutBatch, clipped: Tensor) -> tuple[Tensor, Tensor]
     following = torch.nn.functional.pad(batch.turn[:, 1:], (0, 1), value=-2)
     last = batch.generated & (following != batch.turn)
     turns = last.flip(1).cumsum(1).flip(1) * batch.generated  # numbers the turns of a row from its end
-    counts = torch.zeros(turns.shape[0], int(turns.max()) + 1, device=turns.device)
-    counts.scatter_add_(1, turns, clipped.float())
+    counts = turns.new_zeros(turns.shape[0], int(turns.max()) + 1)
+    counts.scatter_add_(1, turns, clipped.long())
     return last, counts.gather(1, turns) > 0

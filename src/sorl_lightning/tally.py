@@ -16,7 +16,7 @@ class Tally:
 
     def add(self, name: str, value: Tensor) -> None:
         """Add to a plain sum."""
-        self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach()
+        self._sums[name] = self._sums.get(name, torch.zeros((), device=value.device)) + value.detach().double()
 
     def add_mean(self, name: str, values: Tensor, mask: Tensor) -> None:
         """Add the values where ``mask`` to a mean over all that will have been added."""

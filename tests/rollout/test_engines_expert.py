@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey
@@ -74,16 +74,13 @@ def request_of_door():
 
 def attached(engine, tokenizer):
     assert isinstance(engine, RolloutEngine)
-    engine.attach(None, tokenizer)
+    shape = {"hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1, "num_attention_heads": 1}
+    engine.attach(LlamaForCausalLM(LlamaConfig(vocab_size=8, **shape)), tokenizer)
     return engine
 
 
 def generate(engine, request):
     return asyncio.run(engine.generate(request))
-
-
-# ``attach`` takes a policy; these engines have no use for one, and beartype would insist.
-pytestmark = pytest.mark.filterwarnings("error")
 
 
 def test_the_expert_writes_its_action_and_stops(tokenizer, request_of_door):

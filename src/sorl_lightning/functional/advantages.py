@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sorl_lightning.functional.checks import check_choice, check_range, check_same_shape
+from sorl_lightning.functional.checks import Number, check_choice, check_range, check_same_shape
 from sorl_lightning.functional.turns import fill
 
 Scale = Literal["std", "none"]
 
 
 def group_advantages(
-    rewards: Float[Tensor, "N"], groups: Int[Tensor, "N"], scale: Scale = "std", epsilon: float = 1e-6
+    rewards: Float[Tensor, "N"], groups: Int[Tensor, "N"], scale: Scale = "std", epsilon: Number = 1e-6
 ) -> Float[Tensor, "N"]:
     """Reward of each trajectory relative to its siblings.
 
@@ -38,7 +38,7 @@ def group_advantages(
     Source: Shao et al. 2024, arXiv:2402.03300 (GRPO); Liu et al. 2025, arXiv:2503.20783 (Dr.GRPO).
     """
     check_choice("scale", scale, Scale)
-    check_range("epsilon", epsilon, 0, float("inf"))
+    check_range("epsilon", epsilon, 0.0, float("inf"))
     centred, index, sizes = _centred(rewards, groups)
     if scale == "std":
         variance = _by_group(centred.square(), index, sizes) / (sizes - 1).clamp(min=1)
@@ -70,8 +70,8 @@ def gae(
     values: Float[Tensor, "B T"],
     turn: Int[Tensor, "B T"],
     bootstrap: Float[Tensor, "B"],
-    gamma: float = 1.0,
-    lam: float = 1.0,
+    gamma: Number = 1.0,
+    lam: Number = 1.0,
 ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
     """Generalised advantage estimation over the generated tokens alone, and the critic's targets; 0 elsewhere.
 
@@ -93,8 +93,8 @@ def gae(
 
     Source: Schulman et al. 2016, arXiv:1506.02438, eq. 16.
     """
-    check_range("gamma", gamma, 0, 1)
-    check_range("lam", lam, 0, 1)
+    check_range("gamma", gamma, 0.0, 1.0)
+    check_range("lam", lam, 0.0, 1.0)
     check_same_shape(rewards=rewards, values=values, turn=turn)
     check_same_shape(bootstrap=bootstrap, rows=turn.new_empty(len(turn)))
     generated = turn >= 0
@@ -110,7 +110,7 @@ def gae(
     return fill(generated, advantages[played]), fill(generated, (advantages + value)[played])
 
 
-def whiten(advantages: Float[Tensor, "B T"], turn: Int[Tensor, "B T"], epsilon: float = 1e-8) -> Float[Tensor, "B T"]:
+def whiten(advantages: Float[Tensor, "B T"], turn: Int[Tensor, "B T"], epsilon: Number = 1e-8) -> Float[Tensor, "B T"]:
     """Advantages with mean 0 and (unbiased) variance 1 over the generated tokens; 0 elsewhere, and for a single token.
 
     Args:
@@ -121,7 +121,7 @@ def whiten(advantages: Float[Tensor, "B T"], turn: Int[Tensor, "B T"], epsilon: 
     Raises:
         ValueError: a negative ``epsilon`` or shapes that differ.
     """
-    check_range("epsilon", epsilon, 0, float("inf"))
+    check_range("epsilon", epsilon, 0.0, float("inf"))
     check_same_shape(advantages=advantages, turn=turn)
     generated = turn >= 0
     one_group = torch.zeros_like(turn[generated])

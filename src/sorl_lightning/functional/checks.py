@@ -7,6 +7,8 @@ from typing import Any, get_args
 
 from torch import Tensor
 
+Number = float | int  # as static checkers read float; run-time checkers are stricter
+
 
 def check_choice(name: str, value: object, choices: Any) -> None:
     """Refuse a ``value`` that is not one of the ``Literal`` type ``choices``."""
@@ -15,13 +17,13 @@ def check_choice(name: str, value: object, choices: Any) -> None:
         raise ValueError(f"{name} must be one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
-def check_range(name: str, value: float, low: float, high: float) -> None:
+def check_range(name: str, value: Number, low: Number, high: Number) -> None:
     """Refuse a ``value`` outside [``low``, ``high``], NaN included."""
     if not low <= value <= high:
         raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value!r}")
 
 
-def check_positive(name: str, value: float) -> None:
+def check_positive(name: str, value: Number) -> None:
     """Refuse a ``value`` that is not a finite number above 0."""
     if not 0 < value < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {value!r}")

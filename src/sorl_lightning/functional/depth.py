@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from sorl_lightning.functional.checks import check_choice, check_count, check_range
+from sorl_lightning.functional.checks import Number, check_choice, check_count, check_range
 from sorl_lightning.types import TurnStatistics
 
 Coverage = Literal["success", "all"]
@@ -35,7 +35,7 @@ class DepthState:
         misses: probes since one had enough successes.
     """
 
-    smoothed: float
+    smoothed: Number
     coverage: int = 0
     effective: int = 0
     misses: int = 0
@@ -63,13 +63,13 @@ def is_probe(iteration: int, warmup: int = 3, interval: int = 8) -> bool:
 def observe(
     state: DepthState,
     statistics: TurnStatistics,
-    quantile: float = 0.8,
+    quantile: Number = 0.8,
     min_successes: int = 8,
-    smoothing: float = 0.3,
+    smoothing: Number = 0.3,
     coverage_of: Coverage = "success",
     slack: int = 0,
     fallback_after: int | None = None,
-    fallback_quantile: float = 0.5,
+    fallback_quantile: Number = 0.5,
 ) -> DepthState:
     """State after a probe; call it for probes only, and with the statistics of the whole batch.
 
@@ -99,7 +99,7 @@ def observe(
     check_choice("coverage_of", coverage_of, Coverage)
     check_count("min_successes", min_successes)
     for name, value in (("quantile", quantile), ("smoothing", smoothing), ("fallback_quantile", fallback_quantile)):
-        check_range(name, value, 0, 1)
+        check_range(name, value, 0.0, 1.0)
     if not statistics.tokens.any():
         return state
     last_turns = statistics.success_last_turns if coverage_of == "success" else statistics.all_last_turns
@@ -152,11 +152,11 @@ def cap(state: DepthState, minimum: int = 2, *, maximum: int) -> int:
     return min(max(_round_half_up(state.smoothed) + 1, minimum), maximum)
 
 
-def _covering_turn(last_turns: Float[Tensor, "H"], quantile: float) -> int:
+def _covering_turn(last_turns: Float[Tensor, "H"], quantile: Number) -> int:
     """Least turn index by which a share ``quantile`` of the trajectories has ended."""
     ended = last_turns.double().cumsum(0)
     return int((ended < quantile * ended[-1] - _ROUNDING).sum())
 
 
-def _round_half_up(value: float) -> int:
+def _round_half_up(value: Number) -> int:
     return math.floor(value + 0.5 + _ROUNDING)

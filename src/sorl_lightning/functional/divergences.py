@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sorl_lightning.functional.checks import check_choice, check_range, check_same_shape
+from sorl_lightning.functional.checks import Number, check_choice, check_range, check_same_shape
 
 Kind = Literal["reverse_kl", "forward_kl", "jsd"]
 Estimator = Literal["k1", "k2", "k3"]
@@ -19,7 +19,7 @@ def divergence(
     student_logits: Float[Tensor, "*N V"],
     teacher_logits: Float[Tensor, "*N V"],
     kind: Kind = "reverse_kl",
-    beta: float = 0.5,
+    beta: Number = 0.5,
 ) -> Float[Tensor, "*N"]:
     """Divergence over the full vocabulary; every kind trains by backpropagation.
 
@@ -52,7 +52,7 @@ def topk_divergence(
     teacher_logprobs: Float[Tensor, "*N K"],
     kind: Kind = "reverse_kl",
     tail: bool = True,
-    beta: float = 0.5,
+    beta: Number = 0.5,
 ) -> Float[Tensor, "*N"]:
     """Divergence over the K tokens that a teacher reports.
 
@@ -113,10 +113,10 @@ def sampled_divergence(
     return gap.expm1() - gap
 
 
-def _between(student: Tensor, teacher: Tensor, kind: Kind, beta: float) -> Tensor:
+def _between(student: Tensor, teacher: Tensor, kind: Kind, beta: Number) -> Tensor:
     """Divergence of two tensors of log-probabilities over their last dimension."""
     check_choice("kind", kind, Kind)
-    check_range("beta", beta, 0, 1)
+    check_range("beta", beta, 0.0, 1.0)
     if kind == "reverse_kl" or (kind == "jsd" and beta == 1):
         return _kl(student, teacher)
     if kind == "forward_kl" or beta == 0:

@@ -10,14 +10,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from sorl_lightning.functional.checks import check_count, check_positive
+from sorl_lightning.functional.checks import Number, check_count, check_positive
 
 
 def token_logprobs(
     hidden: Float[Tensor, "N D"],
     head_weight: Float[Tensor, "V D"],
     targets: Int[Tensor, "N"],
-    temperature: float = 1.0,
+    temperature: Number = 1.0,
     chunk_size: int = 256,
 ) -> tuple[Float[Tensor, "N"], Float[Tensor, "N"]]:
     """Log-probability of each target, and entropy of the distribution it comes from.
@@ -59,7 +59,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor, temperature: float, chunk_size: int
+        ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor, temperature: Number, chunk_size: int
     ) -> tuple[Tensor, Tensor]:
         chunks = _Chunks(hidden, head_weight, temperature, chunk_size)
         logprobs, entropy, normaliser = hidden.new_empty(3, len(hidden), dtype=chunks.precision)
@@ -108,7 +108,7 @@ class _TokenLogprobs(torch.autograd.Function):
 class _Chunks:
     """Logits of one chunk of tokens after another, in one buffer: each chunk's are gone when the next is asked for."""
 
-    def __init__(self, hidden: Tensor, head_weight: Tensor, temperature: float, chunk_size: int) -> None:
+    def __init__(self, hidden: Tensor, head_weight: Tensor, temperature: Number, chunk_size: int) -> None:
         self.hidden = hidden
         self.head_weight = head_weight
         self.temperature = temperature

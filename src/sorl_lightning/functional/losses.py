@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sorl_lightning.functional.checks import check_choice, check_positive, check_same_shape
+from sorl_lightning.functional.checks import Number, check_choice, check_positive, check_same_shape
 
 FactorRule = Literal["max1", "literal", "plus1", "relative"]
 
@@ -16,8 +16,8 @@ FactorRule = Literal["max1", "literal", "plus1", "relative"]
 def clipped_surrogate(
     ratio: Float[Tensor, "B T"],
     advantages: Float[Tensor, "B T"],
-    epsilon_low: float = 0.2,
-    epsilon_high: float = 0.2,
+    epsilon_low: Number = 0.2,
+    epsilon_high: Number = 0.2,
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """PPO's clipped surrogate of each token, as a loss, and the tokens that it clips.
 
@@ -67,7 +67,7 @@ def clip_bias(
     return torch.where(clipped, ratio, 0) * torch.where(clipped, advantages.detach(), 0)
 
 
-def clip_factor(bias_norm: float, rule: FactorRule = "max1", reference_norm: float | None = None) -> float:
+def clip_factor(bias_norm: Number, rule: FactorRule = "max1", reference_norm: Number | None = None) -> float:
     """Factor by which clipping-triggered normalization scales the policy gradient of one update.
 
         max1      1 / max(1, n)            never amplifies

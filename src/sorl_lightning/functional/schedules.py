@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from sorl_lightning.functional.checks import check_count, check_range
+from sorl_lightning.functional.checks import Number, check_count, check_range
 
 
-def linear_ramp(progress: float, start: float = 0.0, end: float = 1.0) -> float:
+def linear_ramp(progress: Number, start: Number = 0.0, end: Number = 1.0) -> float:
     """Rise from 0 at ``start`` to 1 at ``end`` in a straight line: clip((progress - start) / (end - start), 0, 1).
 
     Args:
@@ -27,7 +27,7 @@ def linear_ramp(progress: float, start: float = 0.0, end: float = 1.0) -> float:
     return min(max((progress - start) / (end - start), 0.0), 1.0)
 
 
-def cosine_ramp(progress: float, start: float = 0.0, end: float = 1.0) -> float:
+def cosine_ramp(progress: Number, start: Number = 0.0, end: Number = 1.0) -> float:
     """Rise from 0 at ``start`` to 1 at ``end`` along half a cosine: (1 - cos(pi x)) / 2 of the linear ramp x.
 
     Args:
@@ -67,7 +67,7 @@ def staircase(iteration: int, start: int = 1, rise: int = 1, every: int = 2, *, 
     return min(start + rise * (iteration // every), maximum)
 
 
-def fraction(share: float, maximum: int) -> int:
+def fraction(share: Number, maximum: int) -> int:
     """A fixed part of the full depth: ceil(share maximum), at least 1, turns.
 
     Args:
@@ -79,7 +79,7 @@ def fraction(share: float, maximum: int) -> int:
 
     Source: arXiv:2605.31490 (TOPD).
     """
-    check_range("share", share, 0, 1)
+    check_range("share", share, 0.0, 1.0)
     check_count("maximum", maximum)
     return max(math.ceil(share * maximum - 1e-9), 1)
 

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sorl_lightning.functional.checks import check_choice, check_count, check_range, check_same_shape
+from sorl_lightning.functional.checks import Number, check_choice, check_count, check_range, check_same_shape
 from sorl_lightning.functional.turns import Segments, segments, turn_statistics
 from sorl_lightning.types import TurnStatistics
 
@@ -86,7 +86,7 @@ def turn_weights(
     turn: Int[Tensor, "B T"],
     trajectory: Int[Tensor, "B T"] | None = None,
     min_trajectories: int = 8,
-    min_fraction: float = 0.15,
+    min_fraction: Number = 0.15,
     tail: Tail = "drop",
     counts: TurnStatistics | None = None,
 ) -> Float[Tensor, "B T"]:
@@ -124,7 +124,7 @@ def turn_weights(
     return torch.where(turn >= 0, by_turn.to(torch.get_default_dtype())[turn.clamp(min=0)], 0)
 
 
-def valid_turns(counts: TurnStatistics, min_trajectories: int = 8, min_fraction: float = 0.15) -> Bool[Tensor, "H"]:
+def valid_turns(counts: TurnStatistics, min_trajectories: int = 8, min_fraction: Number = 0.15) -> Bool[Tensor, "H"]:
     """Whether each turn is reached by max(min_trajectories, ceil(min_fraction B)) trajectories.
 
     With fewer than ``min_trajectories`` trajectories in the batch, a turn needs as many as turn 0 has.
@@ -140,7 +140,7 @@ def valid_turns(counts: TurnStatistics, min_trajectories: int = 8, min_fraction:
     Source: Zhou et al. 2026, arXiv:2607.05804, sec. 5.2 (V); the rule for small batches is ours.
     """
     check_count("min_trajectories", min_trajectories)
-    check_range("min_fraction", min_fraction, 0, 1)
+    check_range("min_fraction", min_fraction, 0.0, 1.0)
     total = float(_trajectories(counts))
     if total < min_trajectories:
         needed = float(counts.trajectories[0]) if len(counts.trajectories) else 0.0
@@ -150,7 +150,7 @@ def valid_turns(counts: TurnStatistics, min_trajectories: int = 8, min_fraction:
 
 
 def blend(
-    trajectory_weights: Float[Tensor, "B T"], turn_weights: Float[Tensor, "B T"], alpha: float
+    trajectory_weights: Float[Tensor, "B T"], turn_weights: Float[Tensor, "B T"], alpha: Number
 ) -> Float[Tensor, "B T"]:
     """(1 - alpha) trajectory_weights + alpha turn_weights.
 
@@ -164,7 +164,7 @@ def blend(
 
     Source: Zhou et al. 2026, arXiv:2607.05804, sec. 5.2.
     """
-    check_range("alpha", alpha, 0, 1)
+    check_range("alpha", alpha, 0.0, 1.0)
     check_same_shape(trajectory_weights=trajectory_weights, turn_weights=turn_weights)
     return (1 - alpha) * trajectory_weights + alpha * turn_weights
 

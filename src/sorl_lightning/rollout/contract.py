@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from sorl_lightning.rollout.checked_episode import (
@@ -177,7 +178,7 @@ def check_tasks(environment: Environment, split: str) -> Sequence[Task]:
     require(all(isinstance(task, Task) for task in tasks), f"tasks({split!r}) must hold Task objects, got {tasks[0]!r}")
     ids = [task.id for task in tasks]
     require(all(isinstance(i, str) for i in ids), f"task ids must be strings, got {ids[0]!r}")
-    require(len(set(ids)) == len(ids), f"tasks({split!r}) has two tasks with the id {repeated(ids)!r}")
+    require(not repeated(ids), f"tasks({split!r}) has two tasks with the id {repeated(ids)}")
     again = [task.id for task in environment.tasks(split)]
     require(again == ids, f"tasks({split!r}) gave other tasks, or another order, on a second call")
     for other in SPLITS:
@@ -186,6 +187,6 @@ def check_tasks(environment: Environment, split: str) -> Sequence[Task]:
     return tasks
 
 
-def repeated(ids: Sequence[str]) -> str:
-    """The first id that comes twice."""
-    return next(i for n, i in enumerate(ids) if i in ids[:n])
+def repeated(ids: Sequence[str]) -> list[str]:
+    """Ids that come more than once."""
+    return sorted(i for i, count in Counter(ids).items() if count > 1)

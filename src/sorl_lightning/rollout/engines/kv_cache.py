@@ -11,7 +11,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import Cache
 
-GROWTH = 1.5
+GROWTH = 2
 
 
 @dataclass(frozen=True, slots=True)

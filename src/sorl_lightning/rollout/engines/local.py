@@ -50,6 +50,7 @@ class LocalEngine:
         self.dtype = dtype
         self.device = device
         self._decoder: TurnDecoder | None = None
+        self._context_limit: int | None = None
         self._version: int | None = None
         self._open: set[TrajectoryKey] = set()
         self._withdrawn: set[TrajectoryKey] = set()
@@ -68,6 +69,7 @@ class LocalEngine:
         """
         model = eval_copy(policy, getattr(torch, self.dtype) if self.dtype else None)
         self._decoder = TurnDecoder(model, self.max_batch)
+        self._context_limit = context_limit(model.config)
         self._version = None
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]], version: int) -> None:
@@ -79,7 +81,7 @@ class LocalEngine:
 
         Raises:
             RuntimeError: the engine is not attached.
-            ValueError: a name is unknown or missing, or a shape does not fit; nothing is generated until a load succeeds.
+            ValueError: a name is unknown or missing, or a shape is wrong; nothing is generated until a load succeeds.
         """
         decoder = self._attached()
         self._version = None
@@ -150,14 +152,15 @@ class LocalEngine:
         return self._decoder
 
     def _check(self, request: GenerationRequest) -> None:
-        key, decoder = request.trajectory, self._attached()
+        key = request.trajectory
+        self._attached()
         if self._version is None:
             raise RuntimeError("LocalEngine has no weights; call load_weights first")
         if key not in self._open:
             raise RuntimeError(f"{key} is not open; open it before its first request")
         if key in self._waiting:
             raise RuntimeError(f"{key} waits for a turn already")
-        limit = context_limit(decoder.model.config)
+        limit = self._context_limit
         if limit is not None and len(request.prompt_ids) + request.max_tokens > limit:
             raise ConfigurationError(
                 f"{key}: a prompt of {len(request.prompt_ids)} tokens and max_tokens={request.max_tokens} exceed the "

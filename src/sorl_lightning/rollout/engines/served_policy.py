@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,7 @@ def eval_copy(policy: PreTrainedModel, dtype: torch.dtype | None = None) -> PreT
 def from_configuration(policy: PreTrainedModel) -> PreTrainedModel:
     """A model of the policy's class and configuration, on the CPU, with weights of its own."""
     # fully_shard puts a class of its own before the model's.
-    model_class = next(c for c in type(policy).__mro__ if not issubclass(c, FSDPModule))
+    model_class: Any = next(c for c in type(policy).__mro__ if not issubclass(c, FSDPModule))
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         return model_class(copy.deepcopy(policy.config))
 
@@ -89,7 +90,7 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], 
     """
     arriving = iter(weights)
     first = list(islice(arriving, 1))
-    model.to(device or (first[0][1].device if first else model.device))
+    torch.nn.Module.to(model, device or (first[0][1].device if first else model.device))
     targets = model.state_dict()
     filled = set()
     for name, weight in chain(first, arriving):

@@ -41,7 +41,10 @@ class JavaVirtualMachine:
             start_new_session=True,  # Ctrl-C interrupts the trainer, which may still need its games to end well
         )
         port = self._read_port(java)
-        self.gateway = java_gateway.JavaGateway(gateway_parameters=java_gateway.GatewayParameters(port=port))
+        # py4j would release Java objects from Python's garbage collector, wherever that happens to run: in the middle
+        # of other code, and on a connection that may be gone. ``release`` does it instead.
+        parameters = java_gateway.GatewayParameters(port=port, enable_memory_management=False)
+        self.gateway = java_gateway.JavaGateway(gateway_parameters=parameters)
         self.classes = self.gateway.jvm
 
     def _read_port(self, java: str) -> int:
@@ -74,6 +77,12 @@ class JavaVirtualMachine:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def release(*objects: Any) -> None:
+    """Let Java forget objects that Python is done with; without it Java keeps every object it has handed out."""
+    for java_object in objects:
+        java_object._detach()
 
 
 def find_java() -> str:

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from sorl_lightning.rollout.environments.textworld_games import GameKey
-from sorl_lightning.rollout.environments.textworld_simulator import UnplayableGameError, agent_path, state_after
+from sorl_lightning.rollout.environments.textworld_java import UnplayableGameError
+from sorl_lightning.rollout.environments.textworld_simulator import agent_path, state_after
 
-# States looked at, off the gold path, before the expert gives up; some tens of milliseconds.
-SEARCHED_STATES = 60
+# Situations looked at, off the gold path, in each of two searches; some tens of milliseconds.
+SEARCHED_SITUATIONS = 60
 
 Actions = tuple[str, ...]
 
@@ -25,18 +26,20 @@ def gold_path(key: GameKey) -> Actions | None:
         path = agent_path(key)
     except UnplayableGameError:
         return None
-    if path is not None and path[:1] == ("look around",):
-        path = path[1:]
-    return path if path and solves(key, path) else None
+    if path is None:
+        return None
+    return solved(key, path[1:] if path[:1] == ("look around",) else path)
 
 
-def solves(key: GameKey, path: Actions) -> bool:
-    """Whether ``path`` is admissible step by step and solves the game with its last action, not before."""
+def solved(key: GameKey, path: Actions) -> Actions | None:
+    """``path`` up to the action that solves the game (in twc the agent walks on); None if none does."""
     for taken, action in enumerate(path):
         state = state_after(key, path[:taken])
         if state.over or action not in state.admissible:
-            return False
-    return state_after(key, path).success
+            return None
+        if state_after(key, path[: taken + 1]).success:
+            return path[: taken + 1]
+    return None
 
 
 @lru_cache(maxsize=16_384)
@@ -51,23 +54,31 @@ def expert_action(key: GameKey, actions: Actions) -> str:
         raise LookupError(f"{key}: no expert action, the game is over or has no gold path")
     if gold[: len(actions)] == actions:
         return gold[len(actions)]
-    for detour in nearby(key, actions):
-        rest = joined(key, actions + detour, gold)
-        if rest:
-            return (detour + rest)[0]
+    # Walking alone leads back from a wrong turn, through more rooms than could be searched with every drawer in them.
+    for walking in (True, False):
+        for detour in nearby(key, actions, walking):
+            rest = joined(key, actions + detour, gold)
+            if rest:
+                return (detour + rest)[0]
     raise LookupError(f"{key}: no way back to the gold path was found after {actions}")
 
 
-def nearby(key: GameKey, actions: Actions) -> Iterator[Actions]:
-    """Detours from here, breadth first, each ending in a situation that no earlier one has reached."""
+def nearby(key: GameKey, actions: Actions, walking: bool) -> Iterator[Actions]:
+    """Detours from here, breadth first, each ending in a situation that no earlier one has reached.
+
+    Args:
+        walking: only through rooms and their doors.
+    """
     queue: deque[Actions] = deque([()])
     seen = {state_after(key, actions).situation}
     while queue:
         detour = queue.popleft()
         yield detour
         for action in state_after(key, actions + detour).admissible:
-            if len(seen) >= SEARCHED_STATES:
+            if len(seen) >= SEARCHED_SITUATIONS:
                 break
+            if walking and not action.startswith(("move ", "open door ")):
+                continue
             state = state_after(key, (*actions, *detour, action))
             if state.situation not in seen and not state.failure:
                 seen.add(state.situation)

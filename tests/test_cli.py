@@ -1,0 +1,129 @@
+"""The command: what a user types, and what a user is told."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import sorl_lightning
+from sorl_lightning.cli import main, shipped_file
+from sorl_lightning.errors import ConfigurationError
+
+ROOT = Path(__file__).parents[1]
+SWITCH = str(ROOT / "callbacks/clipping_triggered_normalization.yaml")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments of a run of seconds on the quickstart's world, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    config = {
+        "trainer": {"max_epochs": 2, "accelerator": "cpu", "devices": 1, "limit_val_batches": 0,
+                    "enable_progress_bar": False, "enable_model_summary": False, "default_root_dir": "runs"},
+        "model": {
+            "policy": {"class_path": "sorl_lightning.models.SmallLlama",
+                       "init_args": {"tokenizer": "sorl:textworld", "hidden_size": 32, "num_hidden_layers": 1}},
+            "objective": {"class_path": "sorl_lightning.objectives.PolicyGradient"},
+        },
+        "data": {
+            "environment": {"class_path": "sorl_lightning.rollout.environments.TextWorldExpress",
+                            "init_args": {"game": "coin", "train_tasks": 4, "validation_tasks": 2, "test_tasks": 2}},
+            "tasks_per_collection": 2, "group_size": 2, "max_turns": 2, "max_tokens": 4, "micro_batches": 2,
+        },
+    }  # fmt: skip
+    Path("small.yaml").write_text(yaml.safe_dump(config))
+    return ["fit", "--config", "small.yaml"]
+
+
+def sentence(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the user reads when ``arguments`` are refused."""
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code not in (0, None)
+    return str(stop.value.code) + capsys.readouterr().err
+
+
+def test_fit_with_a_switch_saves_a_config_that_replays(small: list[str]) -> None:
+    main([*small, "--config", SWITCH])
+    (saved,) = Path("runs").rglob("config.yaml")
+    config = yaml.safe_load(saved.read_text())
+    names = [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]
+    assert names == ["ClippingTriggeredNormalization"]
+    main(["fit", "--config", str(saved)])
+    checkpoints = [sorted(Path("runs").rglob(f"version_{version}/checkpoints/last.ckpt")) for version in (0, 1)]
+    import torch
+
+    first, second = (torch.load(paths[0], weights_only=False)["state_dict"] for paths in checkpoints)
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_accumulation_and_temperature_follow_the_data(small: list[str]) -> None:
+    main([*small, "--data.temperature", "0.7"])
+    (saved,) = Path("runs").rglob("config.yaml")
+    config = yaml.safe_load(saved.read_text())
+    assert config["data"]["micro_batches"] == 2
+    assert config["data"]["temperature"] == 0.7
+
+
+def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    main(small)
+    (folder,) = Path("runs").rglob("version_0")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    tags = set(events.Tags()["scalars"])
+    expected = {
+        "rollout/success", "rollout/return", "rollout/turns", "rollout/tokens", "rollout/ending/done",
+        "rollout/ending/turn_limit", "rollout/ending/context_limit", "rollout/seconds", "rollout/failed_groups",
+        "train/loss", "train/ratio", "train/ratio_max", "train/clip_fraction", "train/clip_fraction_turns",
+        "train/entropy", "train/grad_norm", "train/grad_norm_clipped", "train/staleness", "collection",
+        "throughput/generated_tokens_per_second", "throughput/trained_tokens_per_second", "policy_version",
+    }  # fmt: skip
+    assert expected <= tags
+    assert [event.step for event in events.Scalars("rollout/success")] == [0, 1]  # versions that were rolled out
+    assert events.Tags()["tensors"] == ["rollout/trajectories/text_summary"]
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (["--data.max_trns", "3"], "max_trns"),
+        (["--data.max_tur", "3"], "max_tur"),
+        (["--data.environment.game", "chess"], "game is 'chess', it can be one of: coin"),
+        (["--data.environment.train_tasks", "0"], "no tasks in its 'train' split"),
+        (["--data.group_size", "1"], "data.group_size must be at least 2, got 1"),
+        (["--data.max_turns", "0"], "data.max_turns must be at least 1, got 0"),
+        (["--data.context_limit", "20"], "leaves no room in context_limit=20"),
+        (["--model.policy", "nowhere/at/all"], "'nowhere/at/all'"),
+        (["--model.objective.ratio", "word"], "ratio"),
+        (["--config", "sorl:nothing"], "no config or switch 'sorl:nothing'"),
+    ],
+)
+def test_what_cannot_work_ends_in_one_sentence(
+    small: list[str], extra: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = sentence([*small, *extra], capsys)
+    assert message in text
+    assert "Traceback" not in text
+
+
+def test_debug_shows_where_an_error_came_from(small: list[str]) -> None:
+    with pytest.raises(ConfigurationError):
+        main([*small, "--debug", "--data.max_turns", "0"])
+
+
+def test_what_ships_is_found_by_name() -> None:
+    assert shipped_file("sorl:quickstart").endswith("configs/quickstart.yaml")
+    assert shipped_file("--config=sorl:clipping_triggered_normalization").startswith("--config=/")
+    assert shipped_file("plain.yaml") == "plain.yaml"
+
+
+def test_the_module_is_the_command() -> None:
+    command = [sys.executable, "-m", sorl_lightning.__name__, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "fit" in done.stdout

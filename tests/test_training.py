@@ -1,0 +1,234 @@
+"""One optimiser step, through a real fit."""
+
+from __future__ import annotations
+
+import lightning as L
+import pytest
+import torch
+from conftest import TINY, agent
+from doubles import Countdown, ScriptedEngine
+
+from sorl_lightning.datamodule import Evaluation, RolloutDataModule
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.objectives import Imitation, PolicyGradient
+from sorl_lightning.rollout.engines import LocalEngine
+
+
+def rollouts(environment=None, engine=None, **settings) -> RolloutDataModule:
+    defaults = {"tasks_per_collection": 3, "group_size": 4, "max_turns": 4, "max_tokens": 4, "context_limit": 128}
+    return RolloutDataModule(environment or Countdown(), engine, **{**defaults, **settings})
+
+
+class Recorder(L.Callback):
+    """Keeps what each micro-batch and each update looked like."""
+
+    def __init__(self) -> None:
+        self.batches: list = []
+        self.versions: list[int] = []
+        self.ratios: list[torch.Tensor] = []
+        self.figures: list[dict] = []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.batches.append(batch)
+        self.versions.append(pl_module.policy_version)
+        with torch.no_grad():
+            logprobs, _ = pl_module.policy(batch.input_ids, batch.position_ids, batch.generated, pl_module.temperature)
+        self.ratios.append((logprobs - batch.behaviour_logprobs)[batch.generated].exp())
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.figures.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def flat(module) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
+@pytest.mark.parametrize("aggregation", ["trajectory", "token", "turn"])
+@pytest.mark.parametrize("ratio", ["token", "turn"])
+def test_any_split_into_micro_batches_gives_the_same_update_and_the_same_figures(fit, ratio, aggregation) -> None:
+    results = []
+    for micro_batches in (1, 2, 5, 20):  # 12 rows: the last has micro-batches of padding alone
+        recorder = Recorder()
+        module = agent(objective=PolicyGradient(ratio=ratio, kl_coefficient=0.1, entropy_coefficient=0.01))
+        data = rollouts(engine=ScriptedEngine(), micro_batches=micro_batches, aggregation=aggregation)
+        fit(module, data, precision="64-true", callbacks=[recorder], gradient_clip_val=1.0)
+        assert module.policy_version == 1
+        results.append((flat(module), recorder.figures[-1]))
+    start = flat_initial()
+    assert (results[0][0] - start).abs().max() > 1e-3
+    for parameters, figures in results[1:]:
+        torch.testing.assert_close(parameters, results[0][0], rtol=0, atol=1e-10)
+        for name, value in results[0][1].items():
+            if name.startswith("train/"):
+                assert figures[name] == pytest.approx(value, abs=1e-7, rel=1e-6), name  # logged in float32
+
+
+def flat_initial() -> torch.Tensor:
+    model, _ = TINY.load()
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).double()
+
+
+def test_weights_sum_to_one_over_each_update(fit) -> None:
+    recorder = Recorder()
+    data = rollouts(engine=ScriptedEngine(), micro_batches=2, mini_batches=3, passes=2)
+    fit(agent(), data, callbacks=[recorder])
+    assert len(recorder.batches) == 12
+    for update in range(6):
+        weights = [batch.trajectory_weights.sum() for batch in recorder.batches[2 * update : 2 * update + 2]]
+        assert float(sum(weights)) == pytest.approx(1.0, abs=1e-6)
+    each_pass = [sum(int(batch.generated.sum()) for batch in recorder.batches[6 * p : 6 * p + 6]) for p in range(2)]
+    assert each_pass[0] == each_pass[1] == sum(t.generated_tokens for t in data.collection.trajectories)
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_every_batch_is_trained_by_the_weights_that_sampled_it(fit, micro_batches) -> None:
+    recorder = Recorder()
+    data = rollouts(micro_batches=micro_batches)
+    fit(agent(), data, callbacks=[recorder], max_epochs=3)
+    assert len(recorder.batches) == 3 * micro_batches
+    for batch, version, ratio in zip(recorder.batches, recorder.versions, recorder.ratios, strict=True):
+        assert set(batch.policy_version[batch.generated].tolist()) == {version}
+        torch.testing.assert_close(ratio, torch.ones_like(ratio), rtol=0, atol=1e-5)
+
+
+def test_with_temperature_both_sides_agree(fit) -> None:
+    recorder = Recorder()
+    fit(agent(temperature=0.5), rollouts(temperature=0.5), callbacks=[recorder])
+    torch.testing.assert_close(recorder.ratios[0], torch.ones_like(recorder.ratios[0]), rtol=0, atol=1e-5)
+
+
+def test_the_same_run_twice_gives_the_same_tokens_and_the_same_parameters(fit) -> None:
+    runs = []
+    for _ in range(2):
+        data = rollouts(mini_batches=2, micro_batches=2)
+        module = fit(agent(), data, max_epochs=2)
+        runs.append((flat(module), [t.turns[-1].completion for t in data.collection.trajectories]))
+    assert torch.equal(runs[0][0], runs[1][0])
+    assert runs[0][1] == runs[1][1]
+
+
+def test_another_seed_gives_other_tokens(fit) -> None:
+    samples = []
+    for seed in range(2):
+        data = rollouts(seed=seed)
+        fit(agent(), data)
+        samples.append([t.turns[0].completion.token_ids for t in data.collection.trajectories])
+    assert samples[0] != samples[1]
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_resumed_run_ends_where_the_uninterrupted_one_does(trainer, tmp_path) -> None:
+    def run(epochs, resume=None):
+        module, data = agent(optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2)), rollouts(mini_batches=2)
+        saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
+        runner = trainer(max_epochs=epochs, enable_checkpointing=True, callbacks=[saver])
+        runner.fit(module, datamodule=data, ckpt_path=resume, weights_only=False)
+        return module
+
+    whole = run(4)
+    run(2)
+    resumed = run(4, resume=tmp_path / "last.ckpt")
+    assert torch.equal(flat(whole), flat(resumed))
+    assert resumed.policy_version == 8
+
+
+def test_checkpoints_hold_no_reference(trainer, tmp_path) -> None:
+    module, data = agent(objective=PolicyGradient(kl_coefficient=0.1)), rollouts()
+    saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True)
+    trainer(enable_checkpointing=True, callbacks=[saver]).fit(module, datamodule=data)
+    names = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert names
+    assert all(name.startswith("policy.") for name in names)
+
+
+def test_the_reference_is_the_initial_policy_and_its_kl_starts_at_zero(fit) -> None:
+    recorder = Recorder()
+    fit(agent(objective=PolicyGradient(kl_coefficient=0.1)), rollouts(), callbacks=[recorder], max_epochs=2)
+    first, second = (figures["train/reference_kl"] for figures in recorder.figures)
+    assert first == pytest.approx(0.0, abs=1e-5)
+    assert abs(second) > 1e-4
+
+
+def test_tasks_are_each_played_once_before_one_is_played_twice() -> None:
+    data = rollouts(Countdown([1] * 7), tasks_per_collection=3)
+    played = [task.id for index in range(7) for task in data.tasks_of_collection(index)]
+    assert len(played) == 21
+    for start in (0, 7, 14):
+        assert len(set(played[start : start + 7])) == 7
+    assert played[:7] != played[7:14]
+
+
+def test_two_validations_see_the_same_tasks_and_seeds(trainer) -> None:
+    engine = ScriptedEngine()
+    data = rollouts(engine=engine, validation=Evaluation(n=2))
+    runner = trainer(limit_val_batches=None)
+    runner.validate(agent(), datamodule=data, verbose=False)
+    first = sorted((r.trajectory, r.prompt_ids, r.seed) for r in engine.requests)
+    engine.requests.clear()
+    figures = runner.validate(agent(), datamodule=data, verbose=False)[0]
+    assert first == sorted((r.trajectory, r.prompt_ids, r.seed) for r in engine.requests)
+    assert figures["val/episodes"] == 6
+    assert figures["val/turns"] == 2
+
+
+def test_validation_runs_at_full_depth(trainer) -> None:
+    data = rollouts(engine=ScriptedEngine())
+    data.rollout_budget.limit(1)
+    figures = trainer(limit_val_batches=None).validate(agent(), datamodule=data, verbose=False)[0]
+    assert figures["val/turns"] == 2
+
+
+def test_imitation_learns_what_the_expert_says(fit) -> None:
+    def script(request):
+        return [700, 701, request.stop_token_ids[0]], [0.0] * 3
+
+    recorder = Recorder()
+    module = agent(objective=Imitation(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2))
+    fit(module, rollouts(engine=ScriptedEngine(script), group_size=1), callbacks=[recorder], max_epochs=60)
+    assert recorder.figures[0]["train/nll"] > 6
+    print([f["train/nll"] for f in recorder.figures])
+    assert recorder.figures[-1]["train/nll"] < 0.05
+
+
+@pytest.mark.parametrize(
+    ("settings", "objective", "message"),
+    [
+        ({"max_turns": 0}, PolicyGradient(), r"data.max_turns must be at least 1, got 0"),
+        ({"group_size": 1}, PolicyGradient(), r"data.group_size must be at least 2, got 1"),
+        ({"group_size": 2}, Imitation(), r"data.group_size=1, got 2"),
+        ({"temperature": 0.0}, PolicyGradient(), r"data.temperature must be above 0"),
+        ({"mini_batches": 13}, PolicyGradient(), r"data.mini_batches=13 is more than .* 12"),
+        ({"environment": Countdown([])}, PolicyGradient(), r"Countdown has no tasks in its 'train' split"),
+        ({"validation": Evaluation(n=0)}, PolicyGradient(), r"n >= 1"),
+        ({"context_limit": 4}, PolicyGradient(), r"context_limit=4"),
+        ({"token_budget": 5}, PolicyGradient(), r"token_budget=5"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_sampled(fit, settings, objective, message) -> None:
+    engine = ScriptedEngine()
+    with pytest.raises(ConfigurationError, match=message):
+        fit(agent(objective=objective), rollouts(engine=engine, **settings))
+    assert engine.requests == [] or "token_budget" in settings
+
+
+def test_accumulation_must_equal_micro_batches(trainer) -> None:
+    with pytest.raises(ConfigurationError, match=r"accumulate_grad_batches=1 must equal data.micro_batches=2"):
+        trainer().fit(agent(), datamodule=rollouts(micro_batches=2))
+
+
+def test_an_exception_gives_the_engine_back(fit) -> None:
+    class Stop(L.Callback):
+        def on_train_batch_start(self, *_):
+            raise KeyError("stop")
+
+    engine = ScriptedEngine()
+    with pytest.raises(KeyError, match="stop"):
+        fit(agent(), rollouts(engine=engine), callbacks=[Stop()])
+    assert engine.closed == 1
+
+
+def test_the_engines_copy_is_its_own(fit) -> None:
+    engine = LocalEngine()
+    module = fit(agent(), rollouts(engine=engine))
+    assert module.policy is not None
+    assert all(parameter.requires_grad for parameter in module.policy.parameters())
