@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -53,8 +54,8 @@ def versions(chunk_size: int) -> dict[str, Callable[[Tensor, Tensor, Tensor], Te
     return {
         "plain": plain,
         "plain with entropy": plain_entropy,
-        "chunked": lambda *inputs: chunked(*inputs, chunk_size),
-        "chunked with entropy": lambda *inputs: chunked_entropy(*inputs, chunk_size),
+        "chunked": partial(chunked, chunk_size=chunk_size),
+        "chunked with entropy": partial(chunked_entropy, chunk_size=chunk_size),
     }
 
 

@@ -186,7 +186,6 @@ def test_imitation_learns_what_the_expert_says(fit) -> None:
     module = agent(objective=Imitation(), optimizer=lambda p: torch.optim.AdamW(p, lr=1e-2))
     fit(module, rollouts(engine=ScriptedEngine(script), group_size=1), callbacks=[recorder], max_epochs=60)
     assert recorder.figures[0]["train/nll"] > 6
-    print([f["train/nll"] for f in recorder.figures])
     assert recorder.figures[-1]["train/nll"] < 0.05
 
 

@@ -117,6 +117,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
         trainer_defaults=TRAINER_DEFAULTS,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
+        parser_kwargs={"allow_abbrev": False},
         auto_configure_optimizers=False,
     )
 

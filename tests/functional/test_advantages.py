@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from batches import tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -120,7 +121,7 @@ def test_with_gamma_and_lambda_one_the_return_is_the_reward_to_come():
 
 @settings(max_examples=20, deadline=None)
 @given(seed=st.integers(0, 10**6), gamma=st.floats(0, 1), lam=st.floats(0, 1))
-def test_gae_is_the_recursion(tokens_of, seed, gamma, lam):
+def test_gae_is_the_recursion(seed, gamma, lam):
     batch = tokens_of(seed).one_row_each(garbage=math.nan, padding=seed % 3)
     bootstrap = torch.linspace(-1, 1, len(batch.turn), dtype=torch.float64)
     expected = gae_by_definition(batch.advantages, batch.new, batch.turn, bootstrap, gamma, lam)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 import torch
+from batches import tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -48,7 +49,7 @@ def test_epsilons_are_separate():
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), level=st.sampled_from(LEVELS), token_gradient=st.booleans())
-def test_clipped_gradient_is_the_unclipped_one_less_the_bias(tokens_of, seed, level, token_gradient):
+def test_clipped_gradient_is_the_unclipped_one_less_the_bias(seed, level, token_gradient):
     batch = tokens_of(seed).one_row_each(garbage=math.nan)
     new = batch.new.clone().requires_grad_()
     ratio = ratios.importance_ratio(new, batch.old, batch.turn, level, token_gradient, batch.trajectory)
@@ -162,7 +163,7 @@ def test_micro_batches_of_one_and_three_tokens_average_over_tokens():
     level=st.sampled_from(LEVELS),
     kind=st.sampled_from(["token", "trajectory", "turn", "each_turn"]),
 )
-def test_any_partition_into_micro_batches_gives_the_same_gradient(tokens_of, seed, level, kind):
+def test_any_partition_into_micro_batches_gives_the_same_gradient(seed, level, kind):
     tokens, rng = tokens_of(seed), random.Random(seed)
     batch = tokens.one_row_each() if level == "sequence" else tokens.one_row_per_turn()
     weight = {
@@ -189,7 +190,7 @@ def test_any_partition_into_micro_batches_gives_the_same_gradient(tokens_of, see
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6), level=st.sampled_from(LEVELS))
-def test_a_trajectory_in_one_row_or_in_several_has_the_same_loss_and_gradient(tokens_of, seed, level):
+def test_a_trajectory_in_one_row_or_in_several_has_the_same_loss_and_gradient(seed, level):
     tokens = tokens_of(seed)
 
     def loss_and_gradient(batch):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from batches import tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -45,7 +46,7 @@ def test_a_long_episode_collapses_only_as_a_sum():
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), level=st.sampled_from(LEVELS))
-def test_ratios_do_not_depend_on_padding_or_rows(tokens_of, seed, level):
+def test_ratios_do_not_depend_on_padding_or_rows(seed, level):
     tokens = tokens_of(seed)
 
     def ratios_and_gradient(batch):
@@ -63,7 +64,7 @@ def test_ratios_do_not_depend_on_padding_or_rows(tokens_of, seed, level):
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_one_turn_makes_turn_and_sequence_equal_and_one_token_turn_and_token(tokens_of, seed):
+def test_one_turn_makes_turn_and_sequence_equal_and_one_token_turn_and_token(seed):
     one_turn = tokens_of(seed, most_turns=1).one_row_each()
     one_token = tokens_of(seed, longest_turn=1).one_row_each()
 
@@ -77,7 +78,7 @@ def test_one_turn_makes_turn_and_sequence_equal_and_one_token_turn_and_token(tok
 
 @pytest.mark.parametrize("level", ["turn", "sequence"])
 @pytest.mark.parametrize("constant", [True, False])
-def test_token_gradient_keeps_the_value_and_the_gradient_of_a_constant_advantage(tokens_of, level, constant):
+def test_token_gradient_keeps_the_value_and_the_gradient_of_a_constant_advantage(level, constant):
     batch = tokens_of(3).one_row_each()
     advantages = torch.full_like(batch.new, 0.7) if constant else batch.new
     values, gradients = [], []

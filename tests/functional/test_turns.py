@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from batches import tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -48,7 +49,7 @@ def test_without_trajectories_a_row_is_one():
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), span=st.sampled_from(["turn", "trajectory"]))
-def test_pools_do_not_depend_on_the_layout(tokens_of, seed, span):
+def test_pools_do_not_depend_on_the_layout(seed, span):
     tokens = tokens_of(seed)
     layouts = [
         tokens.one_row_each(),
@@ -83,7 +84,7 @@ def test_statistics_of_a_batch_of_padding_are_empty():
 
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_statistics_add_up_over_micro_batches(tokens_of, seed):
+def test_statistics_add_up_over_micro_batches(seed):
     batch = tokens_of(seed).one_row_each(garbage=math.nan)
 
     def counted(b):

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from batches import tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
@@ -28,7 +29,7 @@ def one_token_turns(*lengths):
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), kind=st.sampled_from(sorted(KINDS)))
-def test_weights_sum_to_one_and_do_not_depend_on_the_layout(tokens_of, seed, kind):
+def test_weights_sum_to_one_and_do_not_depend_on_the_layout(seed, kind):
     tokens = tokens_of(seed)
     layouts = [tokens.one_row_each(), tokens.one_row_per_turn(padding=2), tokens.one_row()]
     found = [KINDS[kind](batch.turn, batch.trajectory) for batch in layouts]
@@ -120,7 +121,7 @@ def test_without_a_valid_turn_trajectories_count_equally():
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6), tail=st.sampled_from(["drop", "pool"]), least=st.integers(1, 4))
-def test_shares_of_a_batch_weigh_as_the_whole_does(tokens_of, seed, tail, least):
+def test_shares_of_a_batch_weigh_as_the_whole_does(seed, tail, least):
     batch = tokens_of(seed).one_row_each()
     half = len(batch.turn) // 2
     parts = batch.rows(list(range(half))), batch.rows(list(range(half, len(batch.turn))))

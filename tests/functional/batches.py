@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -70,22 +68,18 @@ class Tokens:
         return self.laid_out([list(self.turns)], **options)
 
 
-@pytest.fixture(scope="session")
-def tokens_of() -> Callable[[int], Tokens]:
+def tokens_of(seed: int, longest_turn: int = 5, most_turns: int = 4) -> Tokens:
     """Random tokens from a seed: 1 to 6 trajectories with arbitrary ids, of 1 to 4 turns of 1 to 5 tokens."""
-
-    def make(seed: int, longest_turn: int = 5, most_turns: int = 4) -> Tokens:
-        rng = random.Random(seed)
-        turns, number = {}, 0
-        for trajectory in rng.sample(range(-50, 50), rng.randint(1, 6)):
-            for turn in range(rng.randint(1, most_turns)):
-                length = rng.randint(1, longest_turn)
-                olds = [rng.uniform(-3, 0) for _ in range(length)]
-                turns[trajectory, turn] = [
-                    (old + rng.gauss(0, 0.5), old, rng.choice([-1.5, -0.5, 0.0, 0.7, 2.0]), number + i)
-                    for i, old in enumerate(olds)
-                ]
-                number += length
-        return Tokens(turns=turns)
-
-    return make
+    rng = random.Random(seed)
+    turns: dict[TurnKey, list[tuple[float, float, float, int]]] = {}
+    number = 0
+    for trajectory in rng.sample(range(-50, 50), rng.randint(1, 6)):
+        for turn in range(rng.randint(1, most_turns)):
+            length = rng.randint(1, longest_turn)
+            olds = [rng.uniform(-3, 0) for _ in range(length)]
+            turns[trajectory, turn] = [
+                (old + rng.gauss(0, 0.5), old, rng.choice([-1.5, -0.5, 0.0, 0.7, 2.0]), number + i)
+                for i, old in enumerate(olds)
+            ]
+            number += length
+    return Tokens(turns=turns)
