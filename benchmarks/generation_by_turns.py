@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--trajectories", type=int, default=128)
     parser.add_argument("--prompt", type=int, default=30, help="tokens of the first prompt")
     parser.add_argument("--completion", type=int, default=4, help="tokens generated a turn")
-    parser.add_argument("--observation", type=int, default=8, help="tokens of each observation")
+    parser.add_argument("--observation", type=int, default=4, help="tokens of each observation")
     parser.add_argument("--hidden-size", type=int, default=64)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1024)

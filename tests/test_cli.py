@@ -86,6 +86,10 @@ def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> No
     }  # fmt: skip
     assert expected <= tags
     assert [event.step for event in events.Scalars("rollout/success")] == [0, 1]  # versions that were rolled out
+    by_collection = EventAccumulator(str(folder / "by_collection"))
+    by_collection.Reload()
+    assert expected <= set(by_collection.Tags()["scalars"])
+    assert [event.step for event in by_collection.Scalars("train/loss")] == [0, 1]
     assert events.Tags()["tensors"] == ["rollout/trajectories/text_summary"]
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
@@ -10,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import auto_cli
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
-from sorl_lightning.callbacks import TrajectoryLog
+from sorl_lightning.callbacks import CollectionAxis, HFExport, TrajectoryLog
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.module import AgentModule
@@ -51,6 +54,8 @@ class AgentCLI(LightningCLI):
             }
         )
         parser.add_lightning_class_args(TrajectoryLog, "trajectory_log")
+        parser.add_lightning_class_args(CollectionAxis, "collection_axis")
+        parser.add_lightning_class_args(HFExport, "hf_export")
         parser.add_argument("--warm_start", type=WarmStart | None, default=None, help="model that is trained first")
 
     @override
@@ -66,8 +71,6 @@ def prepare(config: str, folder: str) -> None:
     Raises:
         ConfigurationError: the run failed, or left no ``folder``.
     """
-    import subprocess
-
     print(f"sorl: {folder} is not there yet: training it with --config {config}", flush=True)
     code = subprocess.run([sys.executable, "-m", "sorl_lightning", "fit", "--config", config], check=False).returncode
     if code or not Path(folder).exists():
@@ -122,12 +125,21 @@ def run(arguments: Sequence[str]) -> AgentCLI:
     )
 
 
+# Small commands beside LightningCLI's: the function of the same name in the module of the same name.
+COMMANDS = ("demo", "tokenizer")
+
+
 def main(arguments: Sequence[str] | None = None) -> Any:
     """Entry point; errors that a user can act on are one sentence (``--debug`` shows where they came from)."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
     try:
-        run([argument for argument in arguments if argument != "--debug"])
+        if arguments and arguments[0] in COMMANDS:
+            module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
+            auto_cli(getattr(module, arguments[0]), args=arguments[1:])
+        else:
+            run(arguments)
     except (ConfigurationError, RolloutError) as error:
         if debug:
             raise

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,7 +12,6 @@ from typing_extensions import override
 
 from sorl_lightning.control import Learner, RolloutBudget, owner_of
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.functional.weights import token_weights, trajectory_weights, turn_weights
 from sorl_lightning.models import full_weights
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
@@ -20,7 +19,8 @@ from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
-from sorl_lightning.rollout.packing import balance, lengths, pack, select
+from sorl_lightning.rollout.packing import pack
+from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
 from sorl_lightning.types import RolloutBatch, Task
 
 Split = Literal["train", "validation", "test"]
@@ -80,7 +80,7 @@ class RolloutDataModule(L.LightningDataModule):
         passes: int = 1,
         micro_batches: int = 1,
         token_budget: int | None = None,
-        aggregation: Literal["trajectory", "token", "turn"] = "trajectory",
+        aggregation: Aggregation = "trajectory",
         retries: int = 2,
         reward: Reward | None = None,
         validation: Evaluation = Evaluation(),
@@ -88,7 +88,7 @@ class RolloutDataModule(L.LightningDataModule):
     ) -> None:
         super().__init__()
         self.environment = environment
-        self.engine: RolloutEngine = engine if engine is not None else LocalEngine()
+        self.engine = engine if engine is not None else LocalEngine()
         self.tasks_per_collection = tasks_per_collection
         self.group_size = group_size
         self.max_turns = max_turns
@@ -172,15 +172,23 @@ class RolloutDataModule(L.LightningDataModule):
 
     @override
     def train_dataloader(self) -> RolloutStream:
-        return RolloutStream(self)
+        plan = UpdatePlan(
+            mini_batches=self.mini_batches,
+            passes=self.passes,
+            micro_batches=self.micro_batches,
+            token_budget=self.token_budget,
+            aggregation=self.aggregation,
+            seed=self.seed,
+        )
+        return RolloutStream(self.collect_rows, plan)
 
     @override
     def val_dataloader(self) -> EvaluationStream:
-        return EvaluationStream(self, "validation")
+        return EvaluationStream(lambda: self.evaluate("validation"))
 
     @override
     def test_dataloader(self) -> EvaluationStream:
-        return EvaluationStream(self, "test")
+        return EvaluationStream(lambda: self.evaluate("test"))
 
     @override
     def transfer_batch_to_device(self, batch: Sealed, device: torch.device, dataloader_idx: int) -> Any:
@@ -209,7 +217,7 @@ class RolloutDataModule(L.LightningDataModule):
         tasks = self.tasks("train")
         positions = range(index * self.tasks_per_collection, (index + 1) * self.tasks_per_collection)
         rounds = {position // len(tasks) for position in positions}
-        orders = {r: _permutation(len(tasks), derive_seed(self.seed, "order", r)) for r in rounds}
+        orders = {r: permutation(len(tasks), derive_seed(self.seed, "order", r)) for r in rounds}
         return [tasks[orders[p // len(tasks)][p % len(tasks)]] for p in positions]
 
     def collect(self) -> Collection:
@@ -220,6 +228,12 @@ class RolloutDataModule(L.LightningDataModule):
         collector = self._collector(self.engine, self.temperature, self.group_size)
         self.collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
         return self.collection
+
+    def collect_rows(self) -> tuple[int, RolloutBatch]:
+        """Collect, and turn the trajectories into rows with all that the objective needs."""
+        collection = self.collect()
+        rows = pack(collection.trajectories)
+        return collection.index, self._learner().annotate(rows, collection.trajectories)
 
     def evaluate(self, split: Split) -> Collection:
         """Roll out the held-out tasks of ``split`` to full depth, with seeds that never change."""
@@ -259,70 +273,6 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _learner(self) -> Learner:
         return owner_of(Learner, self._trainer().lightning_module)  # type: ignore[type-abstract]
-
-
-class Sealed:
-    """A batch on its way through Lightning, which would cast its log-probabilities to the trainer's precision."""
-
-    def __init__(self, content: RolloutBatch | Collection) -> None:
-        self.content = content
-
-
-class RolloutStream:
-    """One collection as ``updates * micro_batches`` micro-batches.
-
-    Sized, or Lightning would fetch a batch ahead and train on data one version old; lazy, since Lightning asks for the
-    iterator before training has started.
-    """
-
-    def __init__(self, datamodule: RolloutDataModule) -> None:
-        self.data = datamodule
-
-    def __len__(self) -> int:
-        return self.data.mini_batches * self.data.passes * self.data.micro_batches
-
-    def __iter__(self) -> Iterator[Sealed]:
-        data = self.data
-        collection = data.collect()
-        rows = data._learner().annotate(pack(collection.trajectories), collection.trajectories)
-        for number in range(data.passes):
-            seed = derive_seed(data.seed, "mini_batches", collection.index, number)
-            order = torch.tensor(_permutation(len(collection.trajectories), seed))
-            for chosen in order.tensor_split(data.mini_batches):
-                yield from self._update(select(rows, torch.isin(rows.trajectory[:, 0], chosen).nonzero()[:, 0]))
-
-    def _update(self, rows: RolloutBatch) -> Iterator[Sealed]:
-        rows = self._weigh(rows)
-        for index in balance(lengths(rows), self.data.micro_batches, self.data.token_budget):
-            yield Sealed(select(rows, index))
-
-    def _weigh(self, rows: RolloutBatch) -> RolloutBatch:
-        """Weights that sum to 1 over the optimiser batch, all micro-batches and ranks together."""
-        by_turn = turn_weights(rows.turn, rows.trajectory)
-        by = {
-            "trajectory": lambda: trajectory_weights(rows.turn, rows.trajectory),
-            "token": lambda: token_weights(rows.turn),
-            "turn": lambda: by_turn,
-        }
-        return rows.replace(trajectory_weights=by[self.data.aggregation](), turn_weights=by_turn)
-
-
-class EvaluationStream:
-    """A held-out collection, as one batch."""
-
-    def __init__(self, datamodule: RolloutDataModule, split: Split) -> None:
-        self.data = datamodule
-        self.split = split
-
-    def __len__(self) -> int:
-        return 1
-
-    def __iter__(self) -> Iterator[Sealed]:
-        yield Sealed(self.data.evaluate(self.split))
-
-
-def _permutation(length: int, seed: int) -> list[int]:
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 async def _awaited(awaitable: Any) -> Any:

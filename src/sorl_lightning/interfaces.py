@@ -15,7 +15,7 @@ class Interface(ABC):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> Any:
-        required = getattr(cls, "__abstractmethods__", frozenset())
+        required: frozenset[str] = getattr(cls, "__abstractmethods__", frozenset())
         if not required:
             return NotImplemented
         return all(hasattr(other, name) for name in required) or NotImplemented

@@ -153,8 +153,7 @@ def check_head(model: PreTrainedModel) -> None:
     Raises:
         ConfigurationError: they differ, so the model does something between hidden states and logits that is unknown.
     """
-    device = model.get_input_embeddings().weight.device
-    ids = torch.arange(8, device=device)[None] % model.config.get_text_config().vocab_size
+    ids = torch.arange(8, device=model.device)[None] % model.config.get_text_config().vocab_size
     training = model.training
     model.eval()
     logits = model(input_ids=ids, use_cache=False).logits.float()

@@ -134,14 +134,10 @@ class AgentModule(L.LightningModule):
         self.objective.check(self._data().group_size)
 
     @override
-    def on_train_epoch_start(self) -> None:
-        self._epoch_start = time.perf_counter()
-        self._trained_tokens = 0
-
-    @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
         assert self.policy is not None
         if batch_idx == 0:
+            self._training_start, self._trained_tokens = time.perf_counter(), 0
             self._log_collection(self._data().collection)
         logprobs, entropy = self.policy(batch.input_ids, batch.position_ids, batch.generated, self.temperature)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
@@ -198,13 +194,9 @@ class AgentModule(L.LightningModule):
         self.log_dict({name: value for name, value in figures.items() if name != shown})
         if shown in figures:
             self.log(shown, figures[shown], prog_bar=True)
-        self.log_dict({"collection": float(self.trainer.current_epoch), "policy_version": float(self.policy_version)})
-
-    @override
-    def on_train_epoch_end(self) -> None:
-        collection = self._data().collection
-        seconds = time.perf_counter() - self._epoch_start - (collection.seconds if collection else 0.0)
+        seconds = time.perf_counter() - self._training_start
         self.log("throughput/trained_tokens_per_second", self._trained_tokens / seconds)
+        self.log_dict({"collection": float(self.trainer.current_epoch), "policy_version": float(self.policy_version)})
 
     def _log_collection(self, collection: Collection | None) -> None:
         """Rollout figures, against the version of the weights that were rolled out."""
@@ -222,8 +214,8 @@ class AgentModule(L.LightningModule):
         }
         for logger in self.loggers:
             logger.log_metrics(metrics, step=collection.policy_version)
-        for name in ("success", "turns"):
-            self.log(f"rollout/{name}", metrics[f"rollout/{name}"], prog_bar=True, logger=False)
+        for name, value in metrics.items():
+            self.log(name, value, prog_bar=name in ("rollout/success", "rollout/turns"), logger=False)
 
     # Evaluation
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
@@ -170,12 +170,12 @@ class RolloutBatch:
         """A copy on ``device``; Lightning moves batches through this."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def map(self, function: Any) -> RolloutBatch:
+    def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         """A copy with ``function`` applied to every tensor that is there."""
         tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return RolloutBatch(**{name: None if t is None else function(t) for name, t in tensors.items()})
+        return dataclasses.replace(self, **{name: function(t) for name, t in tensors.items() if t is not None})
 
-    def replace(self, **changes: Tensor | None) -> RolloutBatch:
+    def replace(self, **changes: Any) -> RolloutBatch:
         """A copy with some fields exchanged."""
         return dataclasses.replace(self, **changes)
 

@@ -428,6 +428,23 @@ def test_a_cancelled_request_holds_nobody_up() -> None:
     assert asyncio.run(run()) == ask(serve(llama()), right)[0]
 
 
+def test_a_turn_cancelled_between_its_round_and_its_return_holds_nobody_up() -> None:
+    engine = serve(llama())
+    left, right = request(range(5)), request(range(6), (0, 1))
+
+    async def run() -> Completion:
+        engine.open(left.trajectory)
+        engine.open(right.trajectory)
+        doomed = asyncio.ensure_future(engine.generate(right))
+        await engine.generate(left)
+        doomed.cancel()
+        completion = await asyncio.wait_for(engine.generate(left), 5)
+        assert doomed.cancelled()
+        return completion
+
+    assert len(asyncio.run(run()).token_ids) == 6
+
+
 def test_cancelling_or_releasing_the_last_one_missing_starts_the_round() -> None:
     engine = serve(llama())
     keys = [TrajectoryKey(0, sibling) for sibling in range(3)]
@@ -504,6 +521,10 @@ def test_closing_fails_those_who_wait() -> None:
 
     with pytest.raises(RuntimeError, match="closed"):
         asyncio.run(run())
+    model = llama()
+    engine.attach(model)
+    engine.load_weights(model.state_dict().items(), 0)
+    assert ask(engine, request(range(3))) == ask(serve(model), request(range(3)))
 
 
 def test_before_attach_it_can_be_copied_and_pickled() -> None:

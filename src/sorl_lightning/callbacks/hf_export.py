@@ -19,15 +19,15 @@ class HFExport(Callback):
     The folder appears complete or not at all, and replaces an older one of the same name.
 
     Args:
-        folder: where to; loads with ``AutoModelForCausalLM.from_pretrained``.
+        folder: where to; loads with ``AutoModelForCausalLM.from_pretrained``. None exports nothing.
     """
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str | None = None) -> None:
         self.folder = folder
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not trainer.is_global_zero:
+        if self.folder is None or not trainer.is_global_zero:
             return
         learner = owner_of(Learner, pl_module)  # type: ignore[type-abstract]
         target = Path(self.folder)

@@ -134,7 +134,7 @@ def effective_depth(statistics: TurnStatistics) -> int:
     return _round_half_up(float((turns * mass).sum() / (mass.sum() + 1e-8)))
 
 
-def cap(state: DepthState, minimum: int = 2, *, maximum: int) -> int:
+def cap(state: DepthState, minimum: int = 2, maximum: int | None = None) -> int:
     """Most turns of the next rollouts that are no probe: clip(round_half_up(smoothed) + 1, minimum, maximum).
 
     Args:
@@ -143,10 +143,12 @@ def cap(state: DepthState, minimum: int = 2, *, maximum: int) -> int:
         maximum: most turns, the environment's; it wins over a larger ``minimum``.
 
     Raises:
-        ValueError: ``minimum`` or ``maximum`` below 1.
+        ValueError: no ``maximum``, or ``minimum`` or ``maximum`` below 1.
 
     Source: Zhou et al. 2026, arXiv:2607.05804, sec. 5.1.
     """
+    if maximum is None:
+        raise ValueError("maximum is required: the most turns that the environment allows")
     check_count("minimum", minimum)
     check_count("maximum", maximum)
     return min(max(_round_half_up(state.smoothed) + 1, minimum), maximum)

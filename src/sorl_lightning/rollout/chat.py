@@ -79,7 +79,7 @@ class Chat:
         ids = self.tokenizer.encode(before, add_special_tokens=False)
         specials = set(self.tokenizer.all_special_ids)
         if ids and ids[0] in specials:
-            closing = self.tokenizer.convert_ids_to_tokens(ids[0])
+            closing = str(self.tokenizer.convert_ids_to_tokens(ids[0]))
             if before.startswith(closing):
                 return (ids[0],), before[len(closing) :], after
         return (), before, after
@@ -87,6 +87,6 @@ class Chat:
     def _render(self, messages: Sequence[Message]) -> str:
         return str(
             self.tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict[str, str](**message) for message in messages], tokenize=False, add_generation_prompt=True
             )
         )

@@ -255,7 +255,7 @@ class Collector:
         """Call the environment, which may be plain or a coroutine; whatever it raises is its failure."""
         try:
             answer = method(*arguments)
-            return await answer if inspect.isawaitable(answer) else answer  # type: ignore[return-value]
+            return await answer if inspect.isawaitable(answer) else answer
         except ConfigurationError:
             raise
         except Exception as error:

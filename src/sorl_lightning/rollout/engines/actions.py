@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_lightning.errors import ConfigurationError, RolloutError
-from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
+from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey
 from sorl_lightning.types import Completion
 
 
-class ActionEngine(ABC):
+class ActionEngine(RolloutEngine):
     """Writes the action that ``choose`` picks, followed by the first stop token."""
 
     def __init__(self) -> None:

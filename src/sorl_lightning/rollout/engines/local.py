@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
+from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey
 from sorl_lightning.rollout.engines.served_policy import context_limit, copy_weights, eval_copy
 from sorl_lightning.rollout.engines.turn_decoder import TurnDecoder
 from sorl_lightning.types import Completion
@@ -24,7 +24,7 @@ class _Waiting:
     completion: asyncio.Future[Completion]
 
 
-class LocalEngine:
+class LocalEngine(RolloutEngine):
     """Generates in process, in rounds: once every open trajectory has asked for its next turn, all turns are decoded.
 
     So the same requests give bitwise the same tokens, in whatever order they came. Each request draws from its own
@@ -120,13 +120,12 @@ class LocalEngine:
         try:
             return await completion
         except asyncio.CancelledError:
+            if completion.cancelled():
+                del self._waiting[key]
             if key in self._open:
                 self._withdrawn.add(key)
+            self._schedule_round()
             raise
-        finally:
-            if completion.cancelled():
-                self._waiting.pop(key, None)
-                self._schedule_round()
 
     def release(self, trajectory: TrajectoryKey) -> None:
         """Wait for this trajectory no longer. One that is not open is ignored."""
@@ -141,6 +140,7 @@ class LocalEngine:
         for waiting in self._waiting.values():
             if not waiting.completion.done():
                 waiting.completion.set_exception(RuntimeError("LocalEngine was closed while a turn was waited for"))
+        self._waiting.clear()
         self._decoder = None
         self._version = None
         self._open.clear()

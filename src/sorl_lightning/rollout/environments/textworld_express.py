@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.environment import Step
+from sorl_lightning.rollout.environment import Environment, Step
 from sorl_lightning.rollout.environments import jvm
 from sorl_lightning.rollout.environments import textworld_expert as expert
 from sorl_lightning.rollout.environments.textworld_games import GameKey, canonical_parameters
@@ -45,7 +45,7 @@ class GameTask:
     seed: int
 
 
-class TextWorldExpress:
+class TextWorldExpress(Environment):
     """One game of TextWorldExpress, its tasks checked to be solvable.
 
     A task of a split is a seed whose gold path was found and played to success. All games of a process share one JVM,

@@ -1,0 +1,106 @@
+"""From a collection to micro-batches, in the sizes that Lightning must know beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sorl_lightning.functional.weights import each_turn_weights, token_weights, trajectory_weights, turn_weights
+from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.engine import derive_seed
+from sorl_lightning.rollout.packing import balance, lengths, select
+from sorl_lightning.types import RolloutBatch
+
+Aggregation = Literal["trajectory", "token", "turn"]
+AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor], Tensor]] = {
+    "trajectory": trajectory_weights,
+    "token": lambda turn, trajectory: token_weights(turn),
+    "turn": each_turn_weights,
+}
+
+
+class Sealed:
+    """A batch on its way through Lightning, which would cast its log-probabilities to the trainer's precision."""
+
+    def __init__(self, content: RolloutBatch | Collection) -> None:
+        self.content = content
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdatePlan:
+    """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule."""
+
+    mini_batches: int
+    passes: int
+    micro_batches: int
+    token_budget: int | None
+    aggregation: Aggregation
+    seed: int
+
+    def __len__(self) -> int:
+        """Micro-batches of a collection."""
+        return self.mini_batches * self.passes * self.micro_batches
+
+    def micro_batches_of(self, rows: RolloutBatch, index: int) -> Iterator[RolloutBatch]:
+        """Micro-batches of collection ``index``: each pass trains every row once, in an order of its own."""
+        trajectory = rows.trajectory[:, 0]
+        for number in range(self.passes):
+            seed = derive_seed(self.seed, "mini_batches", index, number)
+            order = torch.tensor(permutation(int(trajectory.max()) + 1, seed))
+            for chosen in order.tensor_split(self.mini_batches):
+                update = self._weigh(select(rows, torch.isin(trajectory, chosen).nonzero()[:, 0]))
+                for part in balance(lengths(update), self.micro_batches, self.token_budget):
+                    yield select(update, part)
+
+    def _weigh(self, update: RolloutBatch) -> RolloutBatch:
+        """Weights that sum to 1 over the optimiser batch, all its micro-batches together."""
+        return update.replace(
+            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory),
+            turn_weights=turn_weights(update.turn, update.trajectory),
+        )
+
+
+class RolloutStream:
+    """One collection as a stream of micro-batches.
+
+    Sized, or Lightning would fetch a batch ahead and train on data one version old; lazy, since Lightning asks for the
+    iterator before training has started.
+
+    Args:
+        collect: rolls out the next collection; its index and its rows.
+        plan: how rows become micro-batches.
+    """
+
+    def __init__(self, collect: Callable[[], tuple[int, RolloutBatch]], plan: UpdatePlan) -> None:
+        self.collect = collect
+        self.plan = plan
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[Sealed]:
+        index, rows = self.collect()
+        for batch in self.plan.micro_batches_of(rows, index):
+            yield Sealed(batch)
+
+
+class EvaluationStream:
+    """A held-out collection, as one batch."""
+
+    def __init__(self, evaluate: Callable[[], Collection]) -> None:
+        self.evaluate = evaluate
+
+    def __len__(self) -> int:
+        return 1
+
+    def __iter__(self) -> Iterator[Sealed]:
+        yield Sealed(self.evaluate())
+
+
+def permutation(length: int, seed: int) -> list[int]:
+    """Numbers below ``length`` in an order that depends on ``seed`` alone."""
+    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()

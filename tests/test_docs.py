@@ -1,0 +1,136 @@
+"""Every code block of the documentation runs, every command parses, every name and link leads somewhere."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shlex
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import agent
+from doubles import Countdown, ScriptedEngine
+from lightning.pytorch.loggers import TensorBoardLogger
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from sorl_lightning import cli
+from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
+from sorl_lightning.datamodule import RolloutDataModule
+from sorl_lightning.objectives import PolicyGradient
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)
+PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
+ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "loggers", "models", "module",
+         "objectives", "streams", "tally", "types", "errors", "cli", "commands")  # fmt: skip
+
+
+def label(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    """Fenced blocks, each after as many empty lines as put a traceback on the page's own line."""
+    text = page.read_text()
+    found = re.finditer(rf"^```(?:{'|'.join(languages)})\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return ["\n" * text.count("\n", 0, match.start(1)) + match[1] for match in found]
+
+
+def commands(page: Path) -> Iterator[list[str]]:
+    """Arguments of each ``sorl`` command, without the name and environment variables before it."""
+    for block in blocks(page, "bash", "sh", "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = shlex.split(line, comments=True)
+            names = [n for n, word in enumerate(words) if word.rsplit("/")[-1] == "sorl"]
+            if names and all("=" in word or word == "$" for word in words[: names[0]]):
+                yield words[names[0] + 1 :]
+
+
+def class_paths(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(node, dict):
+        if "class_path" in node:
+            yield node["class_path"], node.get("init_args", {})
+        node = list(node.values())
+    if isinstance(node, list):
+        for child in node:
+            yield from class_paths(child)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("configs", "callbacks"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
+    namespace = types.ModuleType("my_project")  # the file that the pages tell their reader to write
+    monkeypatch.setitem(sys.modules, "my_project", namespace)
+    for source in blocks(page, "python"):
+        exec(compile(source, str(page), "exec"), namespace.__dict__)
+    for source in blocks(page, "yaml"):
+        if named := re.match(r"# (\S+\.yaml)\n", source.lstrip("\n")):
+            (tmp_path / named[1]).write_text(source)
+        for path, arguments in class_paths(yaml.safe_load(source)):
+            module, _, name = path.rpartition(".")
+            parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+            assert set(arguments) <= set(parameters), f"{path} has no such arguments"
+    for arguments in commands(page):
+        check_command(arguments)
+
+
+def check_command(arguments: list[str]) -> None:
+    """Parse a command up to where it would build the trainer."""
+    if arguments[0] in cli.COMMANDS:
+        importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
+        return
+    with pytest.raises(SystemExit) as stop:
+        cli.main([*arguments, *([] if "--help" in arguments else ["--print_config"])])
+    assert stop.value.code in (0, None), f"sorl {shlex.join(arguments)}: {stop.value.code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_names_and_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    for name in re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text):
+        assert resolves(f"sorl_lightning.{name}"), f"{label(page)} names {name}"
+    for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
+        assert (page.parent / target).exists(), f"{label(page)} links to {target}"
+    for path in re.findall(r"`((?:src|tests|docs|configs|callbacks|functional|rollout)/[\w/.-]+\.(?:py|yaml|md))`", text):
+        assert (ROOT / path).exists() or (ROOT / "src/sorl_lightning" / path).exists(), f"{label(page)} names {path}"
+
+
+def resolves(name: str) -> bool:
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found: Any = importlib.import_module(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            if not hasattr(found, part):
+                return part in getattr(found, "__dataclass_fields__", {})
+            found = getattr(found, part)
+        return True
+    return False
+
+
+def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> None:
+    cells = re.findall(r"^\| (`.+?`) \|", (ROOT / "docs/timeline.md").read_text(), re.MULTILINE)
+    documented = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+    data = RolloutDataModule(
+        Countdown(), ScriptedEngine(), tasks_per_collection=2, group_size=2, max_turns=2, max_tokens=4
+    )
+    objective = PolicyGradient(kl_coefficient=0.1)
+    watchers = [ClippingTriggeredNormalization(rule="max1"), TrajectoryLog()]
+    logger = TensorBoardLogger(tmp_path, name="", version="run", default_hp_metric=False)
+    fit(agent(objective=objective), data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    written = {re.sub(r"(ending|environment)/\w+", r"\1/NAME", tag) for tag in events.Tags()["scalars"]}
+    written |= {tag.removesuffix("/text_summary") for tag in events.Tags()["tensors"]}
+    assert written <= documented
+    assert documented - written == {"train/nll"}  # of Imitation
