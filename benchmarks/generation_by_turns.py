@@ -70,7 +70,7 @@ async def play(engine: LocalEngine, key: TrajectoryKey, turns: int, options: arg
 
 
 def measure(engine: LocalEngine, turns: int, options: argparse.Namespace, reuse: bool) -> dict[str, float]:
-    """Seconds of one collection of ``turns`` turns, the best of ``--repeats`` by CPU time."""
+    """Seconds of one collection of ``turns`` turns."""
     keys = [TrajectoryKey(task, 0) for task in range(options.trajectories)]
 
     async def collection() -> None:
@@ -78,23 +78,24 @@ def measure(engine: LocalEngine, turns: int, options: argparse.Namespace, reuse:
             engine.open(key)
         await asyncio.gather(*(play(engine, key, turns, options, reuse) for key in keys))
 
-    results = []
-    for _ in range(options.repeats):
-        forwarded, cpu, wall = engine.forwarded_tokens, time.process_time(), time.perf_counter()
-        asyncio.run(collection())
-        cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
-        generated = options.trajectories * turns * options.completion
-        results.append(
-            {
-                "turns": turns,
-                "cpu_seconds": cpu,
-                "wall_seconds": wall,
-                "generated_tokens": generated,
-                "generated_tokens_per_cpu_second": generated / cpu,
-                "forwarded_tokens": engine.forwarded_tokens - forwarded,
-            }
-        )
-    return min(results, key=lambda result: result["cpu_seconds"])
+    forwarded, cpu, wall = engine.forwarded_tokens, time.process_time(), time.perf_counter()
+    asyncio.run(collection())
+    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+    generated = options.trajectories * turns * options.completion
+    return {
+        "turns": turns,
+        "cpu_seconds": cpu,
+        "wall_seconds": wall,
+        "generated_tokens": generated,
+        "generated_tokens_per_cpu_second": generated / cpu,
+        "forwarded_tokens": engine.forwarded_tokens - forwarded,
+    }
+
+
+def sweep(engine: LocalEngine, options: argparse.Namespace, reuse: bool) -> list[dict[str, float]]:
+    """The best collection by CPU time for each number of turns; they take turns, so that noise hits all alike."""
+    rounds = [[measure(engine, turns, options, reuse) for turns in TURNS] for _ in range(options.repeats)]
+    return [min(results, key=lambda result: result["cpu_seconds"]) for results in zip(*rounds, strict=True)]
 
 
 def report(rows: dict[str, list[dict[str, float]]]) -> dict[str, float]:
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--vocabulary", type=int, default=1024)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
@@ -134,11 +135,8 @@ def main() -> None:
     engine = LocalEngine()
     engine.attach(model)
     engine.load_weights(model.state_dict().items(), version=0)
-    measure(engine, 2, options, reuse=True)  # warm up
-    rows = {
-        "reuse": [measure(engine, turns, options, reuse=True) for turns in TURNS],
-        "no reuse": [measure(engine, turns, options, reuse=False) for turns in TURNS],
-    }
+    measure(engine, max(TURNS), options, reuse=True)  # the cache grows to its full length here
+    rows = {"reuse": sweep(engine, options, reuse=True), "no reuse": sweep(engine, options, reuse=False)}
     ratios = report(rows)
     if options.output is not None:
         settings = {k: v for k, v in vars(options).items() if k != "output"}

@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import agent
-from doubles import Countdown, ScriptedEngine
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from conftest import agent
+from doubles import Countdown, ScriptedEngine
 from sorl_lightning import cli
 from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
 from sorl_lightning.datamodule import RolloutDataModule
@@ -99,7 +99,9 @@ def test_names_and_links_lead_somewhere(page: Path) -> None:
         assert resolves(f"sorl_lightning.{name}"), f"{label(page)} names {name}"
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (page.parent / target).exists(), f"{label(page)} links to {target}"
-    for path in re.findall(r"`((?:src|tests|docs|configs|callbacks|functional|rollout)/[\w/.-]+\.(?:py|yaml|md))`", text):
+    for path in re.findall(
+        r"`((?:src|tests|docs|configs|callbacks|functional|rollout)/[\w/.-]+\.(?:py|yaml|md))`", text
+    ):
         assert (ROOT / path).exists() or (ROOT / "src/sorl_lightning" / path).exists(), f"{label(page)} names {path}"
 
 

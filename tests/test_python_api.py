@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from test_docs import ROOT, blocks, commands
 
 from sorl_lightning.cli import main
+from test_docs import ROOT, blocks, commands
 
 PAGE = ROOT / "docs/python_api.md"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import lightning as L
 import pytest
 import torch
+
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine
-
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.objectives import Imitation, PolicyGradient

@@ -5,9 +5,9 @@ from __future__ import annotations
 import lightning as L
 import pytest
 import torch
+
 from conftest import agent
 from doubles import Countdown, ScriptedEngine
-
 from sorl_lightning.callbacks import ClippingTriggeredNormalization
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError

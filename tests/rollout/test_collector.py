@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from doubles import Countdown, ScriptedEngine
 
+from doubles import Countdown, ScriptedEngine
 from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.collector import Collection, Collector, Sampling
 from sorl_lightning.types import Ending

@@ -19,15 +19,13 @@ def turn(index: int, prompt: list[int], generated: list[int], reward: float = 0.
         finish_reason="stop",
         policy_version=(7,) * len(generated),
     )
-    return Turn(
-        index=index, prompt_ids=tuple(prompt), completion=completion, text="", observation=None, reward=reward, seconds=0.0
-    )  # fmt: skip
+    silent = {"text": "", "observation": None, "seconds": 0.0}
+    return Turn(index=index, prompt_ids=tuple(prompt), completion=completion, reward=reward, **silent)
 
 
 def trajectory(*turns: Turn) -> Trajectory:
-    return Trajectory(
-        task=Task(id="t"), group=0, sibling=0, turns=turns, reward=1.0, success=True, ending=Ending.DONE, turn_limit=9, seed=0
-    )  # fmt: skip
+    ended = {"reward": 1.0, "success": True, "ending": Ending.DONE, "turn_limit": 9, "seed": 0}
+    return Trajectory(task=Task(id="t"), group=0, sibling=0, turns=turns, **ended)
 
 
 def test_the_worked_example_of_types() -> None:

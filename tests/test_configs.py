@@ -1,0 +1,63 @@
+"""Every config and switch that ships parses, composes, and keeps to the house rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+from lightning.pytorch.cli import LightningCLI
+
+from sorl_lightning import cli
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+SWITCHES = sorted((ROOT / "callbacks").glob("*.yaml"))
+
+
+def name(path: Path) -> str:
+    return path.stem
+
+
+@pytest.fixture
+def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """Parse and instantiate, without running."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(LightningCLI, "_run_subcommand", lambda self, subcommand: None)
+    monkeypatch.setattr(cli, "prepare", lambda *_: None)
+    return lambda *paths: cli.run(["fit", *(part for path in paths for part in ("--config", str(path)))])
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_every_config_instantiates(parse, path: Path) -> None:
+    assert parse(path).datamodule.environment.tasks is not None
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=name)
+def test_no_config_replaces_the_callbacks(path: Path) -> None:
+    assert "callbacks" not in yaml.safe_load(path.read_text()).get("trainer", {})
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=name)
+def test_every_switch_adds_exactly_its_callback(parse, switch: Path) -> None:
+    (addition,) = yaml.safe_load(switch.read_text())["trainer"].values()
+    class_name = addition["class_path"].rpartition(".")[2]
+    assert "".join(part.capitalize() for part in switch.stem.split("_")).lower() == class_name.lower()
+    config = ROOT / "configs/quickstart.yaml"
+    without = [type(callback).__name__ for callback in parse(config).trainer.callbacks]
+    with_it = [type(callback).__name__ for callback in parse(config, switch).trainer.callbacks]
+    assert sorted(with_it) == sorted([*without, class_name])
+
+
+def test_the_warm_start_lands_where_the_quickstart_looks(parse) -> None:
+    quickstart, imitation = (
+        yaml.safe_load((ROOT / f"configs/{n}.yaml").read_text()) for n in ("quickstart", "quickstart_imitation")
+    )
+    assert quickstart["warm_start"] == {
+        "config": "sorl:quickstart_imitation",
+        "folder": imitation["hf_export"]["folder"],
+    }
+    assert quickstart["model"]["policy"]["init_args"]["path"] == imitation["hf_export"]["folder"]
+    worlds = [config["data"]["environment"]["init_args"] for config in (quickstart, imitation)]
+    for key in ("game", "parameters", "min_gold", "max_gold"):
+        assert worlds[0][key] == worlds[1][key]
