@@ -27,7 +27,7 @@ from sorl_lightning.objectives import PolicyGradient
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
-ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "loggers", "models", "module",
+ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "models", "module",
          "objectives", "streams", "tally", "types", "errors", "cli", "commands")  # fmt: skip
 
 
@@ -136,3 +136,24 @@ def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> 
     written |= {tag.removesuffix("/text_summary") for tag in events.Tags()["tensors"]}
     assert written <= documented
     assert documented - written == {"train/nll"}  # of Imitation
+
+
+def test_every_room_is_on_the_floor_plan() -> None:
+    plan = (ROOT / "docs/floor_plan.md").read_text()
+    package = ROOT / "src/sorl_lightning"
+    rooms = [path for path in package.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    rooms += (package / "functional").glob("*.py")
+    missing = [room.stem for room in rooms if not room.name.startswith("__") and room.stem not in plan]
+    assert set(missing) <= {"checks"}
+
+
+def test_every_switch_has_its_row() -> None:
+    table = (ROOT / "callbacks/README.md").read_text()
+    rows = set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE))
+    assert rows == {path.stem for path in (ROOT / "callbacks").glob("*.yaml")}
+
+
+def test_a_command_with_a_misspelt_setting_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError):
+        check_command(["fit", "--config", "sorl:quickstart", "--data.max_trns", "3"])

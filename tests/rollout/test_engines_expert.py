@@ -126,3 +126,32 @@ def test_chance_is_uniform_and_depends_on_the_seed_alone(tokenizer, request_of_d
     assert counts.keys() == {(3, 4, STOP), (5, 4, STOP), (6, STOP)}
     assert min(counts.values()) > 70
     assert all(math.isclose(sum(completion.logprobs), -math.log(3)) for completion in completions)
+
+
+def test_mistakes_are_as_frequent_and_as_probable_as_said(tokenizer) -> None:
+    class Door:
+        def expert_action(self) -> str:
+            return "open door"
+
+        def admissible_actions(self) -> list[str]:
+            return ["knock", "look", "open door", "wait"]
+
+    engine = ExpertEngine(mistakes=0.4)
+    engine.attach(None, tokenizer)  # type: ignore[arg-type]
+    counts: dict[str, int] = {}
+    for seed in range(2000):
+        request = GenerationRequest(
+            trajectory=TrajectoryKey(0, 0), prompt_ids=(1,), max_tokens=8, stop_token_ids=(3,), temperature=1.0, seed=seed,
+            environment=Door(),  # type: ignore[arg-type]
+        )  # fmt: skip
+        text, logprob = engine.choose(request)
+        assert math.exp(logprob) == pytest.approx(0.7 if text == "open door" else 0.1)
+        counts[text] = counts.get(text, 0) + 1
+    assert counts["open door"] == pytest.approx(1400, abs=80)
+    assert all(counts[other] == pytest.approx(200, abs=50) for other in ("knock", "look", "wait"))
+
+
+@pytest.mark.parametrize("mistakes", [-0.1, 1.1])
+def test_mistakes_are_a_probability(mistakes) -> None:
+    with pytest.raises(ConfigurationError, match=r"mistakes must be in \[0, 1\]"):
+        ExpertEngine(mistakes=mistakes)

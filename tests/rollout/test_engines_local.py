@@ -224,6 +224,18 @@ def test_any_interleaving_gives_bitwise_the_same() -> None:
     assert logprobs_of(shuffled) == logprobs_of(plain)
 
 
+def test_stray_memory_is_never_seen() -> None:
+    model = llama()
+    plain = play_all(serve(model, max_batch=5))
+    torch.use_deterministic_algorithms(True)  # fills fresh memory with NaN
+    try:
+        assert torch.empty(1).isnan().item()
+        poisoned = play_all(serve(model, max_batch=5))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert logprobs_of(poisoned) == logprobs_of(plain)
+
+
 def test_a_trajectory_alone_plays_as_in_company() -> None:
     model = llama()
     together = play_all(serve(model))

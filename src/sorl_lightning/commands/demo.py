@@ -10,11 +10,13 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sorl_lightning.cli import run
 
 QUIET = [f"--trainer.{option}=false" for option in ("logger", "enable_progress_bar", "enable_model_summary")]
 WARM_START = "runs/quickstart_imitation/policy"
+CURVES = ("rollout/success", "val/success", "rollout/turns", "train/clip_fraction", "normalization/factor")
 ENGINES = "sorl_lightning.rollout.engines"
 
 
@@ -53,11 +55,17 @@ def demo(seed: int = 0, folder: str = "runs/demo", learning_rate: float | None =
     ])  # fmt: skip
     seconds = time.perf_counter() - start
     assert trained.trainer.log_dir is not None
-    checkpoint = Path(trained.trainer.log_dir) / "checkpoints" / "last.ckpt"
-    rows.append(measure("SO-GRPO from the warm start", ["--ckpt_path", str(checkpoint)]))
+    log = Path(trained.trainer.log_dir)
+    rows.append(measure("SO-GRPO from the warm start", ["--ckpt_path", str(log / "checkpoints" / "last.ckpt")]))
     rows.append(measure("imitation, as many minutes more", ["--ckpt_path", str(imitate(place, seconds))]))
     rows.append(measure("expert (gold paths)", ["--data.validation.engine", f"{ENGINES}.ExpertEngine"]))
-    figures = {"seed": seed, "learning_rate": learning_rate, "fit_seconds": seconds, "rows": [asdict(r) for r in rows]}
+    figures = {
+        "seed": seed,
+        "learning_rate": learning_rate,
+        "fit_seconds": seconds,
+        "rows": [asdict(row) for row in rows],
+        "curves": {name: curve(log, name) for name in CURVES},
+    }
     (place / "demo.json").write_text(json.dumps(figures, indent=1))
     show(rows, seconds, root)
 
@@ -73,6 +81,13 @@ def measure(name: str, arguments: list[str]) -> Row:
         turns=figures["turns"],
         episodes=int(figures["episodes"]),
     )
+
+
+def curve(log: Path, name: str) -> list[tuple[int, float]]:
+    """A figure of the run against collections, as TensorBoard shows it."""
+    events = EventAccumulator(str(log / "by_collection"))
+    events.Reload()
+    return [(event.step, event.value) for event in events.Scalars(name)]
 
 
 def imitate(place: Path, seconds: float) -> Path:

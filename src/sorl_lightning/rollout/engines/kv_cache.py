@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import Cache
 
 GROWTH = 2
+CLEANED_AHEAD = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,9 @@ class RowCache(Cache):
         self.values: list[Tensor] = []
         self.rows = 0
         self.slots = slots
+        # Slots from 0 on that hold numbers in every row. A masked slot has probability 0, but 0 times the NaN of stray
+        # memory would be NaN. Cleaned as sequences grow, for the system hands out memory page by page as it is touched.
+        self._clean = 0
 
     @property
     def padding_slot(self) -> int:
@@ -67,14 +71,14 @@ class RowCache(Cache):
         """Make room for ``rows`` sequences of ``slots`` positions; what is cached stays."""
         if rows <= self.rows and slots <= self.slots:
             return
-        held, seen = self.rows, self.slots
+        held = self.rows
         self.rows = max(rows, held)
-        if slots > seen:
-            self.slots = max(slots, int(GROWTH * seen))
+        if slots > self.slots:
+            self.slots = max(slots, GROWTH * self.slots)
         for stores in (self.keys, self.values):
             for layer, old in enumerate(stores):
-                stores[layer] = self._empty(old, held, seen)
-                stores[layer][:held, :, :seen] = old[:, :, :seen]
+                stores[layer] = self._allocate(old)
+                stores[layer][:held, :, : self._clean] = old[:, :, : self._clean]
 
     def aim(self, rows: Rows, slots: Int[Tensor, "B Q"], length: int) -> None:
         """Choose what the next forward pass writes and sees.
@@ -84,6 +88,11 @@ class RowCache(Cache):
             slots: slot that each token of the batch writes: its position, or ``padding_slot``.
             length: positions that attention sees.
         """
+        if length > self._clean:
+            end = min(self.slots, length + CLEANED_AHEAD)
+            for store in (*self.keys, *self.values):
+                store[:, :, self._clean : end] = 0
+            self._clean = end
         self._aim = rows, slots, length
         self._flat: dict[int, Tensor] = {}
 
@@ -92,8 +101,8 @@ class RowCache(Cache):
     ) -> tuple[Tensor, Tensor]:
         """Write the new keys and values [B, heads, Q, head_dim] of one layer; returns what attention sees."""
         if layer_idx == len(self.keys):
-            self.keys.append(self._empty(key_states))
-            self.values.append(self._empty(value_states))
+            self.keys.append(self._allocate(key_states))
+            self.values.append(self._allocate(value_states))
         rows, _, length = self._aim
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         index = self._flat_index(key_states.shape[1])
@@ -113,13 +122,11 @@ class RowCache(Cache):
         for store in (*self.keys, *self.values):
             store[list(target), :, :length] = store[list(source), :, :length]
 
-    def _empty(self, like: Tensor, held: int = 0, seen: int = 0) -> Tensor:
-        """A store as wide as ``like``, zero but for ``seen`` slots of ``held`` rows, which are to be filled."""
-        # Zeros, not empty memory: a masked slot has probability 0, and 0 times a stray NaN would be NaN.
+    def _allocate(self, like: Tensor) -> Tensor:
+        """A store for heads and widths as in ``like``, zero in the slots that may have been seen."""
         _, heads, _, width = like.shape
         store = like.new_empty(self.rows, heads, self.slots + 1, width)
-        store[:held, :, seen:] = 0
-        store[held:] = 0
+        store[:, :, : self._clean] = 0
         return store
 
     def _flat_index(self, heads: int) -> Tensor:

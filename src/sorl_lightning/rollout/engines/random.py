@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest
@@ -16,10 +17,23 @@ class RandomEngine(ActionEngine):
 
     def choose(self, request: GenerationRequest) -> tuple[str, float]:
         """One of n actions, with log-probability -log n."""
-        name = type(request.environment).__name__
-        if not isinstance(request.environment, HasAdmissibleActions):
-            raise ConfigurationError(f"RandomEngine needs an environment with admissible_actions, and {name} has none")
-        actions = request.environment.admissible_actions()
-        if not actions:
-            raise RolloutError(f"{name} has no admissible action in a state that is not over")
+        actions = admissible_actions(self, request)
         return random.Random(request.seed).choice(actions), -math.log(len(actions))
+
+
+def admissible_actions(engine: ActionEngine, request: GenerationRequest) -> Sequence[str]:
+    """What the episode's environment would understand now, at least one action.
+
+    Raises:
+        ConfigurationError: the environment cannot tell.
+        RolloutError: there is none.
+    """
+    name = type(request.environment).__name__
+    if not isinstance(request.environment, HasAdmissibleActions):
+        raise ConfigurationError(
+            f"{type(engine).__name__} needs an environment with admissible_actions, and {name} has none"
+        )
+    actions = request.environment.admissible_actions()
+    if not actions:
+        raise RolloutError(f"{name} has no admissible action in a state that is not over")
+    return actions
