@@ -231,3 +231,46 @@ def test_the_engines_copy_is_its_own(fit) -> None:
     module = fit(agent(), rollouts(engine=engine))
     assert module.policy is not None
     assert all(parameter.requires_grad for parameter in module.policy.parameters())
+
+
+def test_temperatures_must_agree(fit) -> None:
+    with pytest.raises(ConfigurationError, match=r"model.temperature=1.0 must equal data.temperature=0.3"):
+        fit(agent(), rollouts(temperature=0.3))
+
+
+def test_more_context_than_the_model_has_positions_is_refused(fit) -> None:
+    engine = ScriptedEngine()
+    with pytest.raises(ConfigurationError, match=r"data.context_limit=300 is more than the model's 256 positions"):
+        fit(agent(), rollouts(engine=engine, context_limit=300))
+    assert engine.requests == []
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_checkpoint_from_the_middle_of_a_collection_is_not_resumed(trainer, tmp_path) -> None:
+    saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    trainer(enable_checkpointing=True, callbacks=[saver]).fit(agent(), datamodule=rollouts(mini_batches=3))
+    with pytest.raises(ConfigurationError, match="in the middle of a collection"):
+        trainer(max_epochs=2).fit(
+            agent(), datamodule=rollouts(mini_batches=3), ckpt_path=tmp_path / "step=2.ckpt", weights_only=False
+        )
+
+
+def test_an_overfull_update_is_found_before_the_first_one_trains(fit) -> None:
+    module = agent()
+    with pytest.raises(ConfigurationError, match="token_budget"):
+        fit(module, rollouts(Countdown([1, 1, 4]), token_budget=150, mini_batches=3, group_size=2))
+    assert module.policy_version == 0
+
+
+def test_the_depth_in_force_survives_a_checkpoint() -> None:
+    data, other = rollouts(), rollouts()
+    data.rollout_budget.limit(2)
+    other.load_state_dict(data.state_dict())
+    assert (other.rollout_budget.max_turns, other.rollout_budget.ceiling) == (2, 4)
+
+
+def test_several_processes_are_refused() -> None:
+    data = rollouts()
+    data.trainer = type("Pair", (), {"world_size": 2, "limit_val_batches": 0})()  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="trainer.devices must be 1, got 2"):
+        data.setup("fit")

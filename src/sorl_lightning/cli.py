@@ -41,6 +41,11 @@ class WarmStart:
 class AgentCLI(LightningCLI):
     """Adds the links between the parts, checkpoints and trajectory log, and the warm start."""
 
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Those of LightningCLI that mean something for rollouts."""
+        return {name: skipped for name, skipped in LightningCLI.subcommands().items() if name != "predict"}
+
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.temperature", "model.temperature")
@@ -134,6 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
+    sys.path.insert(0, os.getcwd())  # class paths may name the user's own modules, as with python -m
     try:
         if arguments and arguments[0] in COMMANDS:
             module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")

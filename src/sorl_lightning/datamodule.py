@@ -53,7 +53,7 @@ class RolloutDataModule(L.LightningDataModule):
         group_size: siblings a task.
         max_turns: most turns of a trajectory.
         max_tokens: most tokens of a turn.
-        context_limit: most tokens of a trajectory, prompt and observations included.
+        context_limit: most tokens of a trajectory, prompt and observations included; None is what the model can take.
         temperature: sampling temperature of training rollouts, above 0; the trainer's log-probabilities use it too.
         mini_batches: optimiser steps a pass; each takes an equal share of the trajectories.
         passes: passes over a collection. ``mini_batches * passes`` optimiser steps a collection is the off-policyness.
@@ -74,7 +74,7 @@ class RolloutDataModule(L.LightningDataModule):
         group_size: int = 8,
         max_turns: int = 16,
         max_tokens: int = 32,
-        context_limit: int = 1024,
+        context_limit: int | None = None,
         temperature: float = 1.0,
         mini_batches: int = 1,
         passes: int = 1,
@@ -108,6 +108,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.collection: Collection | None = None
         self._loop = EventLoopThread()
         self._attached: list[RolloutEngine] = []
+        self._tasks: dict[str, Sequence[Task]] = {}
 
     # Set-up and tear-down
 
@@ -119,7 +120,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Refuse what cannot work before anything is sampled."""
         positive = ("tasks_per_collection", "group_size", "max_turns", "max_tokens", "context_limit")
         for name in (*positive, "mini_batches", "passes", "micro_batches"):
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"data.{name} must be at least 1, got {getattr(self, name)}")
         if not self.temperature > 0:
             raise ConfigurationError(f"data.temperature must be above 0 to train, got {self.temperature}")
@@ -127,13 +128,24 @@ class RolloutDataModule(L.LightningDataModule):
             raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
         if self.validation.n < 1 or self.validation.temperature < 0:
             raise ConfigurationError(f"data.validation needs n >= 1 and temperature >= 0, got {self.validation}")
-        for split in {"fit": ("train", "validation"), "validate": ("validation",), "test": ("test",)}.get(stage, ()):
+        splits = {"fit": ["train"], "validate": ["validation"], "test": ["test"]}.get(stage, [])
+        if stage == "fit" and self._trainer().limit_val_batches:
+            splits.append("validation")
+        for split in splits:
             self.tasks(split)
         if stage == "fit":
             self._check_fit()
 
     def _check_fit(self) -> None:
         trainer, world = self._trainer(), self._trainer().world_size
+        if world > 1:
+            raise ConfigurationError(f"rollouts run on one process so far: trainer.devices must be 1, got {world}")
+        module: Any = trainer.lightning_module  # whose policy is not loaded yet, so it is no Learner so far
+        if module.temperature != self.temperature:
+            raise ConfigurationError(
+                f"model.temperature={module.temperature} must equal data.temperature={self.temperature}, or "
+                "the importance ratios compare two different distributions"
+            )
         if trainer.accumulate_grad_batches != self.micro_batches:
             raise ConfigurationError(
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must equal "
@@ -167,6 +179,15 @@ class RolloutDataModule(L.LightningDataModule):
             if closing is not None:
                 self._loop.run(_awaited(closing))
         self._loop.close()
+
+    @override
+    def state_dict(self) -> dict[str, Any]:
+        """The depth in force. Tasks and seeds follow from the number of the collection."""
+        return {"max_turns": self.rollout_budget.max_turns}
+
+    @override
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.rollout_budget.limit(state_dict["max_turns"])
 
     # Loaders
 
@@ -202,7 +223,9 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ConfigurationError: there are none.
         """
-        tasks = self.environment.tasks(split)
+        if split not in self._tasks:
+            self._tasks[split] = self.environment.tasks(split)
+        tasks = self._tasks[split]
         if split != "train" and self.validation.max_tasks is not None:
             tasks = tasks[: self.validation.max_tasks]
         if not tasks:
@@ -251,12 +274,28 @@ class RolloutDataModule(L.LightningDataModule):
         engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
         return self._loop.run(collector.collect(tasks, max_turns, seed, index, learner.policy_version))
 
+    def _context(self) -> int:
+        """The context limit in force.
+
+        Raises:
+            ConfigurationError: the model has fewer positions.
+        """
+        positions = getattr(self._learner().policy_model.config.get_text_config(), "max_position_embeddings", None)
+        if self.context_limit is None and positions is None:
+            raise ConfigurationError("the model does not say how many positions it has: set data.context_limit")
+        if self.context_limit is not None and positions is not None and self.context_limit > positions:
+            raise ConfigurationError(
+                f"data.context_limit={self.context_limit} is more than the model's {positions} positions "
+                "(max_position_embeddings)"
+            )
+        return int(self.context_limit or positions)
+
     def _collector(self, engine: RolloutEngine, temperature: float, group_size: int) -> Collector:
         return Collector(
             self.environment,
             engine,
             Chat(self._learner().tokenizer),
-            Sampling(max_tokens=self.max_tokens, context_limit=self.context_limit, temperature=temperature),
+            Sampling(max_tokens=self.max_tokens, context_limit=self._context(), temperature=temperature),
             group_size,
             self.retries,
             self.reward,

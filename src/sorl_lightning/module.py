@@ -155,6 +155,7 @@ class AgentModule(L.LightningModule):
         self._tally.add_mean("train/entropy", entropy, mask)
         staleness = (self.policy_version - batch.policy_version).float()
         self._tally.add_mean("train/staleness", staleness, mask)
+        self._tally.add_mean("train/advantage", batch.advantages, mask)
         self._tally.add_mean("train/advantage_variance", batch.advantages**2, mask)
         for name, values in metrics.items():
             self._tally.add_mean(f"train/{name}", values, mask)
@@ -190,6 +191,8 @@ class AgentModule(L.LightningModule):
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return
         figures = self._tally.flush()
+        figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
+        figures["kl_schedule/turn_blend"] = torch.tensor(self.kl_schedule.turn_blend)
         shown = "train/clip_fraction"
         self.log_dict({name: value for name, value in figures.items() if name != shown})
         if shown in figures:
@@ -209,6 +212,7 @@ class AgentModule(L.LightningModule):
             "rollout/constant_groups": constant_groups(trajectories),
             "rollout/failed_groups": float(len(collection.failures)),
             "rollout/seconds": collection.seconds,
+            "rollout/turn_limit": float(max(trajectory.turn_limit for trajectory in trajectories)),
             "throughput/generated_tokens_per_second": generated / collection.seconds,
             "collection": float(collection.index),
         }
@@ -246,6 +250,11 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
+            raise ConfigurationError(
+                "ckpt_path was saved in the middle of a collection, whose other trajectories are lost; resume from one "
+                "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"
+            )
         self.policy_version = checkpoint["policy_version"]
 
     def _data(self) -> Any:

@@ -46,15 +46,29 @@ class UpdatePlan:
         return self.mini_batches * self.passes * self.micro_batches
 
     def micro_batches_of(self, rows: RolloutBatch, index: int) -> Iterator[RolloutBatch]:
-        """Micro-batches of collection ``index``: each pass trains every row once, in an order of its own."""
+        """Micro-batches of collection ``index``: each pass trains every row once, in an order of its own.
+
+        Raises:
+            ConfigurationError: an update does not fit the token budget; raised before the first micro-batch.
+        """
+        row_lengths = lengths(rows)
+        updates = [(update, self._split(row_lengths[update])) for update in self._updates(rows, index)]
+        for update, parts in updates:
+            weighed = self._weigh(select(rows, update))
+            for part in parts:
+                yield select(weighed, part)
+
+    def _updates(self, rows: RolloutBatch, index: int) -> Iterator[Tensor]:
+        """Row numbers of each optimiser step: an equal share of the trajectories, all rows of each."""
         trajectory = rows.trajectory[:, 0]
         for number in range(self.passes):
             seed = derive_seed(self.seed, "mini_batches", index, number)
             order = torch.tensor(permutation(int(trajectory.max()) + 1, seed))
             for chosen in order.tensor_split(self.mini_batches):
-                update = self._weigh(select(rows, torch.isin(trajectory, chosen).nonzero()[:, 0]))
-                for part in balance(lengths(update), self.micro_batches, self.token_budget):
-                    yield select(update, part)
+                yield torch.isin(trajectory, chosen).nonzero()[:, 0]
+
+    def _split(self, row_lengths: Tensor) -> list[Tensor]:
+        return balance(row_lengths, self.micro_batches, self.token_budget)
 
     def _weigh(self, update: RolloutBatch) -> RolloutBatch:
         """Weights that sum to 1 over the optimiser batch, all its micro-batches together."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections import deque
-from typing import Any, Literal
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sorl_lightning.control import HasClipBias, owner_of
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.functional.losses import clip_factor
+from sorl_lightning.functional.losses import FactorRule, clip_factor
 
 Gradients = list[Tensor | None]
 
@@ -28,17 +28,16 @@ class ClippingTriggeredNormalization(Callback):
     ||C||; gradients of KL, entropy and value terms keep their size. Norm clipping comes after.
 
     Args:
-        rule: "max1": 1 / max(1, ||C||), which never amplifies. "relative": the same with ||C|| measured in units of
-            ``tolerance`` times the usual gradient norm, so that it also acts on small models.
+        rule: "relative": 1 / max(1, ||C|| / (tolerance * m)), m the usual norm of the policy gradient, so that it acts
+            on models of any size. "max1": 1 / max(1, ||C||). "literal": 1 / ||C||, which amplifies below 1. "plus1":
+            1 / (1 + ||C||).
         tolerance: tau of the rule "relative", above 0.
         window: updates without clipping whose median gradient norm is "usual".
 
     Source: Li et al. 2025, arXiv:2511.20718, as reconstructed in docs/papers/sorl.md; "relative" is this project's.
     """
 
-    def __init__(
-        self, rule: Literal["relative", "max1"] = "relative", tolerance: float = 1.0, window: int = 100
-    ) -> None:
+    def __init__(self, rule: FactorRule = "relative", tolerance: float = 1.0, window: int = 100) -> None:
         if not tolerance > 0:
             raise ConfigurationError(f"ClippingTriggeredNormalization.tolerance must be above 0, got {tolerance}")
         if window < 1:
@@ -107,7 +106,9 @@ class ClippingTriggeredNormalization(Callback):
         if self.collections == 3 and self.rule == "relative" and not self.norms:
             warnings.warn(
                 "ClippingTriggeredNormalization(rule='relative') has seen no update without clipping in 3 collections, "
-                "so it knows no usual gradient norm and does nothing; is the rollout engine in step with the trainer?",
+                "so it knows no usual gradient norm and does nothing: either every gradient was 0 "
+                "(rollout/constant_groups is 1), or the rollout engine is not in step with the trainer "
+                "(train/ratio of first updates is not 1)",
                 stacklevel=1,
             )
 

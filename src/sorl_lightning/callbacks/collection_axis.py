@@ -18,10 +18,23 @@ class CollectionAxis(Callback):
     "by_collection" inside the main one.
     """
 
+    def __init__(self) -> None:
+        self._validated = False
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._validated = True
+
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        figures = {
+            name: float(value)
+            for name, value in trainer.callback_metrics.items()
+            if self._validated or not name.startswith("val/")  # else they are an earlier validation's
+        }
+        self._validated = False
         for logger in trainer.loggers:
             if isinstance(logger, TensorBoardLogger) and trainer.is_global_zero:
                 with SummaryWriter(str(Path(logger.log_dir) / "by_collection")) as writer:
-                    for name, value in trainer.callback_metrics.items():
-                        writer.add_scalar(name, float(value), trainer.current_epoch)
+                    for name, value in figures.items():
+                        writer.add_scalar(name, value, trainer.current_epoch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 
-from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest
 from sorl_lightning.rollout.engines.actions import ActionEngine
 from sorl_lightning.rollout.engines.random import admissible_actions
@@ -15,7 +15,7 @@ from sorl_lightning.rollout.environment import HasExpert
 class ExpertEngine(ActionEngine):
     """Answers requests with the environment's ``expert_action``, or now and then with a random admissible action.
 
-    A state for which the expert has no action raises ``LookupError``.
+    A state for which the expert has no action ends the run with ``RolloutError``.
 
     Args:
         mistakes: probability, in [0, 1], that a turn is a uniformly random admissible action instead, seeded by the
@@ -33,7 +33,10 @@ class ExpertEngine(ActionEngine):
         if not isinstance(request.environment, HasExpert):
             name = type(request.environment).__name__
             raise ConfigurationError(f"ExpertEngine needs an environment with expert_action, and {name} has none")
-        expert = request.environment.expert_action()
+        try:
+            expert = request.environment.expert_action()
+        except LookupError as error:
+            raise RolloutError(f"the expert has no action in trajectory {request.trajectory}: {error}") from error
         if self.mistakes == 0:
             return expert, 0.0
         actions = admissible_actions(self, request)
