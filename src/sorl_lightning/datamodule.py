@@ -280,15 +280,16 @@ class RolloutDataModule(L.LightningDataModule):
         Raises:
             ConfigurationError: the model has fewer positions.
         """
-        positions = getattr(self._learner().policy_model.config.get_text_config(), "max_position_embeddings", None)
-        if self.context_limit is None and positions is None:
+        config = self._learner().policy_model.config.get_text_config()
+        positions: int | None = getattr(config, "max_position_embeddings", None)
+        limit = self.context_limit if self.context_limit is not None else positions
+        if limit is None:
             raise ConfigurationError("the model does not say how many positions it has: set data.context_limit")
-        if self.context_limit is not None and positions is not None and self.context_limit > positions:
+        if positions is not None and limit > positions:
             raise ConfigurationError(
-                f"data.context_limit={self.context_limit} is more than the model's {positions} positions "
-                "(max_position_embeddings)"
+                f"data.context_limit={limit} is more than the model's {positions} positions (max_position_embeddings)"
             )
-        return int(self.context_limit or positions)
+        return limit
 
     def _collector(self, engine: RolloutEngine, temperature: float, group_size: int) -> Collector:
         return Collector(

@@ -141,9 +141,14 @@ def test_mistakes_are_as_frequent_and_as_probable_as_said(tokenizer) -> None:
     counts: dict[str, int] = {}
     for seed in range(2000):
         request = GenerationRequest(
-            trajectory=TrajectoryKey(0, 0), prompt_ids=(1,), max_tokens=8, stop_token_ids=(3,), temperature=1.0, seed=seed,
+            trajectory=TrajectoryKey(0, 0),
+            prompt_ids=(1,),
+            max_tokens=8,
+            stop_token_ids=(3,),
+            temperature=1.0,
+            seed=seed,
             environment=Door(),  # type: ignore[arg-type]
-        )  # fmt: skip
+        )
         text, logprob = engine.choose(request)
         assert math.exp(logprob) == pytest.approx(0.7 if text == "open door" else 0.1)
         counts[text] = counts.get(text, 0) + 1
