@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import transformers
 from jsonargparse import auto_cli
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -118,6 +120,10 @@ def run(arguments: Sequence[str]) -> AgentCLI:
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of LightningCLI's own calls
     for advice in ADVICE:
         warnings.filterwarnings("ignore", advice)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "Tip:" not in record.getMessage()
+    )
+    transformers.utils.logging.disable_progress_bar()
     return AgentCLI(
         AgentModule,
         RolloutDataModule,
