@@ -246,6 +246,7 @@ def test_more_context_than_the_model_has_positions_is_refused(fit) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 def test_a_checkpoint_from_the_middle_of_a_collection_is_not_resumed(trainer, tmp_path) -> None:
     saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     trainer(enable_checkpointing=True, callbacks=[saver]).fit(agent(), datamodule=rollouts(mini_batches=3))
