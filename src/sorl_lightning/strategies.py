@@ -23,7 +23,6 @@ class FSDP2(ModelParallelStrategy):
     Args:
         compute_dtype: type that layers compute in: float32, bfloat16 or float16; None: that of the weights.
         reduce_dtype: type in which gradients are averaged over ranks; None: that of the weights.
-        reshard_after_forward: gather layers a second time for the backward pass; false keeps them.
         activation_checkpointing: recompute activations of each decoder layer in the backward pass.
         cpu_offload: keep shards of weights, gradients and optimiser in the CPU's memory.
         save_distributed_checkpoint: a folder with a file a rank, to be resumed on as many ranks; false is one file,
@@ -36,7 +35,6 @@ class FSDP2(ModelParallelStrategy):
         self,
         compute_dtype: Precision | None = None,
         reduce_dtype: Precision | None = None,
-        reshard_after_forward: bool = True,
         activation_checkpointing: bool = False,
         cpu_offload: bool = False,
         save_distributed_checkpoint: bool = False,
@@ -54,7 +52,6 @@ class FSDP2(ModelParallelStrategy):
         self.sharding = ShardingPlan(
             compute_dtype=compute_dtype,
             reduce_dtype=reduce_dtype,
-            reshard_after_forward=reshard_after_forward,
             activation_checkpointing=activation_checkpointing,
             cpu_offload=cpu_offload,
         )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+# The server that forks them imports on its own: it knows no path but this one.
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, sys.path))
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["conftest", "scenarios"])  # imported once, then forked
 

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.plugins import DoublePrecision
 
 from conftest import TINY, agent
-from doubles import Countdown, ScriptedEngine
+from doubles import Countdown, ScriptedEngine, random_words
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import Loaded, SmallLlama
 from sorl_lightning.objectives import PolicyGradient
@@ -115,3 +115,10 @@ def sharded(ranks: int, **settings: Any) -> dict[str, Any]:
 
 def run(kind: str, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
     return sharded(ranks, **settings) if kind == "fsdp2" else fit(strategy=kind, devices=ranks, **settings)
+
+
+def one_odd_trajectory(request: Any) -> tuple[list[int], list[float]]:
+    """Log-probabilities close to those of a fresh policy, but for the first sibling of the first task."""
+    ids, _ = random_words(request)
+    odd = request.trajectory == (0, 0)
+    return ids, [-9.0 if odd else -6.95] * len(ids)

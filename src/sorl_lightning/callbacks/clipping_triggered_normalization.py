@@ -138,7 +138,7 @@ def _gradients_of(term: Tensor, module: torch.nn.Module) -> Gradients:
     kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    term.backward(retain_graph=True)
+    (term * ranks.count()).backward(retain_graph=True)  # sharded passes average over ranks; terms are shares of a sum
     gradients = [parameter.grad for parameter in parameters]
     for parameter, gradient in zip(parameters, kept, strict=True):
         parameter.grad = gradient
