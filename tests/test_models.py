@@ -179,3 +179,13 @@ def test_a_frozen_copy_stays_what_it_was() -> None:
 def test_what_is_not_there(call, message) -> None:
     with pytest.raises(ConfigurationError, match=message):
         call()
+
+
+def test_dropout_is_off_in_training() -> None:
+    network = PolicyNetwork(build(LlamaConfig, attention_dropout=0.5))
+    assert network.training
+    ids = torch.arange(6)[None]
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    first, second = (network(ids, ids, mask)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first[:, 1:].double(), plain(network.model.eval(), ids, 1.0)[0], rtol=0, atol=2e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import transformers
 from jsonargparse import auto_cli
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -124,6 +126,8 @@ def shipped_file(argument: str) -> str:
 ADVICE = (
     ".*args parameter is intended to run from within Python.*",
     ".*does not have many workers.*",
+    ".*callbacks used to create the checkpoint need to be provided.*",
+    ".*The dirpath has changed from.*",
     ".*isinstance.treespec, LeafSpec.*",
     ".*tensorboardX. has been removed.*",
 )
@@ -139,6 +143,10 @@ def run(arguments: Sequence[str]) -> AgentCLI:
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of LightningCLI's own calls
     for advice in ADVICE:
         warnings.filterwarnings("ignore", advice)
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: "Tip:" not in record.getMessage()
+    )
+    transformers.utils.logging.disable_progress_bar()
     return AgentCLI(
         AgentModule,
         RolloutDataModule,

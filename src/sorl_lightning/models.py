@@ -174,7 +174,7 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = model
+        self.model = without_dropout(model)
         self.logit_scale = logit_scale(model)
 
     def forward(
@@ -205,6 +205,16 @@ class PolicyNetwork(nn.Module):
         anchor = hidden.sum() * 0.0
         blank = anchor.expand(generated.shape)
         return blank.masked_scatter(generated, logprobs), blank.masked_scatter(generated, entropy)
+
+
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in training mode with every dropout at 0: a policy must give the probabilities it was sampled with."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+    return model.train()
 
 
 def frozen(model: PreTrainedModel) -> PolicyNetwork:
