@@ -16,13 +16,15 @@ from typing import Any
 import lightning as L
 import transformers
 from jsonargparse import auto_cli
+from lightning.fabric.plugins import CheckpointIO
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from typing_extensions import override
 
-from sorl_lightning.callbacks import CollectionAxis, HFExport, TrajectoryLog
+from sorl_lightning.callbacks import BestCheckpoint, CollectionAxis, GracefulStop, HFExport, Stopped, TrajectoryLog
+from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
-from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.module import AgentModule
 from sorl_lightning.strategies import FSDP1, FSDP2
 
@@ -54,14 +56,21 @@ class AgentCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.temperature", "model.temperature")
         parser.link_arguments("data.micro_batches", "trainer.accumulate_grad_batches")
+        # Before the checkpoint that is resumed from, which holds its memory.
+        parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
             {
                 "checkpoint.save_on_train_epoch_end": True,
                 "checkpoint.save_last": True,
                 "checkpoint.filename": "{epoch:04d}",
+                "checkpoint.monitor": "collection",  # so the best are the last
+                "checkpoint.mode": "max",
+                "checkpoint.save_top_k": 2,
+                "checkpoint.enable_version_counter": False,  # a resumed run writes again what a killed one had begun
             }
         )
+        parser.add_lightning_class_args(GracefulStop, "graceful_stop")
         parser.add_lightning_class_args(TrajectoryLog, "trajectory_log")
         parser.add_lightning_class_args(CollectionAxis, "collection_axis")
         parser.add_lightning_class_args(HFExport, "hf_export")
@@ -70,7 +79,7 @@ class AgentCLI(LightningCLI):
     @override
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand]["trainer"]
-        return super().instantiate_trainer(**kwargs, **chosen_strategy(config))
+        return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
 
     @override
     def before_instantiate_classes(self) -> None:
@@ -91,6 +100,13 @@ def chosen_strategy(trainer: Any) -> dict[str, Any]:
         return {}
     place = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
     return {"strategy": FSDP2()} if L.Trainer(**place, barebones=True).world_size > 1 else {}
+
+
+def atomic_checkpoints(trainer: Any) -> dict[str, Any]:
+    """The plugins asked for, and checkpoints that are whole or not there if no other plugin writes them."""
+    asked = trainer.plugins or []
+    plugins = list(asked) if isinstance(asked, (list, tuple)) else [asked]
+    return {"plugins": [*plugins, *([] if any(isinstance(p, CheckpointIO) for p in plugins) else [AtomicCheckpointIO()])]}
 
 
 def prepare(config: str, folder: str) -> None:
@@ -175,7 +191,10 @@ def main(arguments: Sequence[str] | None = None) -> Any:
             auto_cli(getattr(module, arguments[0]), args=arguments[1:])
         else:
             run(arguments)
-    except (ConfigurationError, RolloutError) as error:
+    except Stopped as stop:
+        print(f"sorl: {stop}", flush=True)
+        raise
+    except (ConfigurationError, RolloutError, TrainingError) as error:
         if debug:
             raise
         sys.exit(f"sorl: {error}")

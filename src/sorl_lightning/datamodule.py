@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,12 +21,13 @@ from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
-from sorl_lightning.rollout.packing import pack
+from sorl_lightning.rollout.packing import finite_rows, pack
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.strategies import check_strategy
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
 from sorl_lightning.types import RolloutBatch, Task
 
+logger = logging.getLogger(__name__)
 Split = Literal["train", "validation", "test"]
 
 
@@ -257,8 +260,13 @@ class RolloutDataModule(L.LightningDataModule):
     def collect_rows(self) -> tuple[int, RolloutBatch]:
         """Collect, and turn the trajectories into rows with all that the objective needs."""
         collection = self.collect()
-        rows = pack(collection.trajectories)
-        return collection.index, self._learner().annotate(rows, collection.trajectories)
+        sound = [trajectory for trajectory in collection.trajectories if trajectory.is_finite]
+        rows, unsound = finite_rows(self._learner().annotate(pack(sound), sound))
+        dropped = len(collection.trajectories) - len(sound) + unsound
+        if dropped:
+            logger.warning("dropped %d trajectories: a reward, log-probability or advantage is not finite", dropped)
+        self.collection = dataclasses.replace(collection, dropped=dropped)
+        return collection.index, rows
 
     def evaluate(self, split: Split) -> Collection:
         """Roll out the held-out tasks of ``split`` to full depth, with seeds that never change."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from typing_extensions import override
 
+from sorl_lightning.checkpoints import install, unfinished
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.sharding import Precision, ShardingPlan
 
@@ -60,6 +64,25 @@ class FSDP2(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        target = Path(self.broadcast(filepath))
+        super().save_checkpoint(checkpoint, unfinished(target), storage_options)
+        self.barrier()
+        if self.is_global_zero:
+            old = target.with_name(f".{target.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.rename(old)
+            install(unfinished(target), target)
+            shutil.rmtree(old, ignore_errors=True)
+        self.barrier()
 
     @override
     def model_to_device(self) -> None:

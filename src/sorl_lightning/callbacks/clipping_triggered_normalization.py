@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections import deque
@@ -94,7 +95,7 @@ class ClippingTriggeredNormalization(Callback):
                     parameter.grad.mul_(factor)
                     if other is not None:
                         parameter.grad.add_(other, alpha=1 - factor)
-        elif self._bias is None and policy_norm > 0:
+        elif self._bias is None and 0 < policy_norm < math.inf:
             self.norms.append(policy_norm)
         self.updates += 1
         self.triggered += self._bias is not None
