@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from typing_extensions import override
+
+from sorl_lightning.errors import ConfigurationError
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -25,6 +28,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             file.flush()
             os.fsync(file.fileno())
         install(unfinished(target), target)
+
+    @override
+    def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
+        try:
+            return super().load_checkpoint(path, *arguments, **settings)
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+            raise ConfigurationError(f"ckpt_path {str(path)!r} holds no checkpoint: {error}") from error
 
 
 def unfinished(target: Path) -> Path:

@@ -15,18 +15,17 @@ from typing import Any
 
 import lightning as L
 import transformers
-from jsonargparse import auto_cli
-from lightning.fabric.plugins import CheckpointIO
+from jsonargparse import ArgumentError, auto_cli
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
 from sorl_lightning.callbacks import BestCheckpoint, CollectionAxis, GracefulStop, HFExport, Stopped, TrajectoryLog
-from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.module import AgentModule
-from sorl_lightning.strategies import FSDP1, FSDP2
+from sorl_lightning.trainer_settings import atomic_checkpoints, check_trainer, chosen_strategy
 
 PREFIX = "sorl:"
 
@@ -82,31 +81,41 @@ class AgentCLI(LightningCLI):
         return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
 
     @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ConfigurationError:
+            raise
+        except REFUSALS as error:
+            raise ConfigurationError(one_sentence(error)) from error
+
+    @override
     def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        check_trainer(config.trainer)
+        check_checkpoint(config.get("ckpt_path"))
         warm_start = self.config[self.subcommand].get("warm_start")
         if warm_start is not None and not Path(warm_start.folder).exists():
             prepare(warm_start.config, warm_start.folder)
 
 
-def chosen_strategy(trainer: Any) -> dict[str, Any]:
-    """FSDP2 where there are several devices and no other strategy is asked for.
+# What libraries raise at a setting that they refuse, before anything runs.
+REFUSALS = (MisconfigurationException, ValueError, TypeError, ImportError, AttributeError, OSError, RuntimeError)
+
+
+def one_sentence(error: Exception) -> str:
+    """An error's message without its line breaks, and without the usage that a parser shows before it."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint that is not there.
 
     Raises:
-        ConfigurationError: FSDP1 is asked for.
+        ConfigurationError: it is neither a file, nor a folder, nor a word that Lightning knows.
     """
-    if isinstance(trainer.strategy, str) and trainer.strategy.startswith("fsdp"):
-        raise ConfigurationError(FSDP1)
-    if trainer.strategy != "auto" or (trainer.devices in (1, "1") and trainer.num_nodes == 1):
-        return {}
-    place = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
-    return {"strategy": FSDP2()} if L.Trainer(**place, barebones=True).world_size > 1 else {}
-
-
-def atomic_checkpoints(trainer: Any) -> dict[str, Any]:
-    """The plugins asked for, and checkpoints that are whole or not there if no other plugin writes them."""
-    asked = trainer.plugins or []
-    plugins = list(asked) if isinstance(asked, (list, tuple)) else [asked]
-    return {"plugins": [*plugins, *([] if any(isinstance(p, CheckpointIO) for p in plugins) else [AtomicCheckpointIO()])]}
+    if path is not None and path not in ("best", "last", "hpc") and not Path(path).exists():
+        raise ConfigurationError(f"ckpt_path {path!r} is neither a file nor a folder")
 
 
 def prepare(config: str, folder: str) -> None:
@@ -170,7 +179,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
         trainer_defaults=TRAINER_DEFAULTS,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
-        parser_kwargs={"allow_abbrev": False},
+        parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
         auto_configure_optimizers=False,
     )
 
@@ -194,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     except Stopped as stop:
         print(f"sorl: {stop}", flush=True)
         raise
-    except (ConfigurationError, RolloutError, TrainingError) as error:
+    except (ConfigurationError, RolloutError, TrainingError, ArgumentError, MisconfigurationException) as error:
         if debug:
             raise
-        sys.exit(f"sorl: {error}")
+        sys.exit(f"sorl: {one_sentence(error)}")

@@ -113,7 +113,10 @@ class AgentModule(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
-        optimizer = self.optimizer(self.policy.parameters())
+        try:
+            optimizer = self.optimizer(self.policy.parameters())
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"model.optimizer: {error}") from error
         if self.lr_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}

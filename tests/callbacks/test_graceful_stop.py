@@ -26,7 +26,8 @@ class Sender(L.Callback):
 
     def on_before_backward(self, trainer, pl_module, loss):
         if trainer.current_epoch == 1 and trainer.global_step == 3:
-            for _ in range(self.times):
+            while self.times:
+                self.times -= 1
                 os.kill(os.getpid(), self.name)
 
 
