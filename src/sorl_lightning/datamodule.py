@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import torch
 from typing_extensions import override
 
 from sorl_lightning.control import Learner, RolloutBudget, owner_of
-from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.models import full_weights
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
@@ -24,6 +25,8 @@ from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream,
 from sorl_lightning.types import RolloutBatch, Task
 
 Split = Literal["train", "validation", "test"]
+OUTAGES = 2  # times that a collection may lose its engine before the run ends
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -271,8 +274,16 @@ class RolloutDataModule(L.LightningDataModule):
         if engine not in self._attached:
             engine.attach(learner.policy_model, learner.tokenizer)
             self._attached.append(engine)
-        engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
-        return self._loop.run(collector.collect(tasks, max_turns, seed, index, learner.policy_version))
+        for left in reversed(range(OUTAGES + 1)):
+            try:
+                engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
+                return self._loop.run(collector.collect(tasks, max_turns, seed, index, learner.policy_version))
+            except EngineOutage as error:
+                if not left:
+                    raise
+                # What was played so far is dropped; the same seeds then give the collection that was interrupted.
+                logger.warning("%s; the collection starts again, with its weights loaded anew", error)
+        raise AssertionError("the last attempt returns or raises")
 
     def _context(self) -> int:
         """The context limit in force.

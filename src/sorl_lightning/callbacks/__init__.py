@@ -4,5 +4,6 @@ from sorl_lightning.callbacks.clipping_triggered_normalization import ClippingTr
 from sorl_lightning.callbacks.collection_axis import CollectionAxis
 from sorl_lightning.callbacks.hf_export import HFExport
 from sorl_lightning.callbacks.trajectory_log import TrajectoryLog
+from sorl_lightning.callbacks.vllm_sidecar import VLLMSidecar
 
-__all__ = ["ClippingTriggeredNormalization", "CollectionAxis", "HFExport", "TrajectoryLog"]
+__all__ = ["ClippingTriggeredNormalization", "CollectionAxis", "HFExport", "TrajectoryLog", "VLLMSidecar"]

@@ -7,7 +7,7 @@ Weights arrive bucket by bucket, each an update of its own between one start and
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -132,9 +132,9 @@ class GlooUpdate(WeightTransferUpdateInfo):
         shapes: whole shapes, unsharded.
     """
 
-    names: list[str] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
 
 
 class GlooEngine(BucketEngine):

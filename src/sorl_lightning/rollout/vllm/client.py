@@ -7,10 +7,15 @@ import json
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import aiohttp
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 
-from sorl_lightning.errors import EngineOutage, RolloutError
+try:
+    import aiohttp
+    import tenacity
+except ModuleNotFoundError as missing:  # of the extra "vllm"; the rest of the package does without
+    MISSING: str | None = missing.name
+else:
+    MISSING = None
 
 T = TypeVar("T")
 RETRIED = {429, 500, 502, 503, 504}  # the request was fine; the server was busy, starting, or broke down
@@ -35,9 +40,14 @@ class Client:
     Args:
         url: base address, without a path.
         concurrency: most requests for turns in flight.
+
+    Raises:
+        ConfigurationError: a package is not installed.
     """
 
     def __init__(self, url: str, concurrency: int = 256) -> None:
+        if MISSING is not None:
+            raise ConfigurationError(f"VLLMEngine needs {MISSING}: pip install 'sorl-lightning[vllm]'")
         self.url = url.rstrip("/")
         self.concurrency = concurrency
         self._session: aiohttp.ClientSession | None = None
@@ -64,15 +74,18 @@ class Client:
 
         For requests that may be repeated: a seeded turn is the same turn each time.
         """
-        waits = wait_random_exponential(multiplier=0.25, max=10)
-        failed = retry_if_exception_type(EngineOutage)
+        retrying = tenacity.AsyncRetrying(
+            stop=tenacity.stop_after_attempt(attempts),
+            wait=tenacity.wait_random_exponential(multiplier=0.25, max=10),
+            retry=tenacity.retry_if_exception_type(EngineOutage),
+            reraise=True,
+        )
+
+        async def ask() -> T:
+            return read(await self.post(route, body, timeout))
+
         async with self._slots:
-            async for attempt in AsyncRetrying(
-                stop=stop_after_attempt(attempts), wait=waits, retry=failed, reraise=True
-            ):
-                with attempt:
-                    answer = read(await self.post(route, body, timeout))
-        return answer
+            return await retrying(ask)
 
     async def wait_until_healthy(self, timeout: float) -> None:
         """Return as soon as the server is up.

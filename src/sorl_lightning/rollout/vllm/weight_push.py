@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -12,11 +13,11 @@ from torch import Tensor
 
 from sorl_lightning.errors import EngineOutage, RolloutError
 from sorl_lightning.rollout.event_loop import EventLoopThread
-from sorl_lightning.rollout.vllm.client import ServerError
 from sorl_lightning.rollout.vllm.transports import WeightTransport, buckets
 from sorl_lightning.rollout.vllm.wire import Server
 
 InFlight = Literal["keep", "wait"]
+ALREADY = "already active"  # vLLM's words for a second start
 
 
 class WeightPush:
@@ -63,10 +64,9 @@ class WeightPush:
         try:
             self._all(f"/pause?mode={self.in_flight}")
             if not self._connected:
-                self._abandon_open_update()
                 self.transport.connect(self._post, [s.workers for s in self.servers], self.timeout)
             self._connected = False  # until the push is through
-            self._all("/start_weight_update")
+            self._start()
             for bucket in buckets(weights, self.bucket_bytes):
                 self.transport.send(bucket, self._post)
             self._all("/finish_weight_update", {"weight_version": name})
@@ -79,21 +79,16 @@ class WeightPush:
         """Connect anew at the next push: a server was restarted."""
         self._connected = False
 
-    def _abandon_open_update(self) -> None:
-        """End an update that somebody has left open: the server then refuses a second start.
-
-        A bucket that makes no sense ends it; where none is open, it is refused as well.
-        """
-        body = {"update_info": {"abandon": "the trainer starts over"}}
-
-        async def abandon(server: Server) -> None:
-            try:
-                await server.client.post("/update_weights", body, self._left())
-            except (ServerError, EngineOutage) as error:
-                if "did not answer" in str(error) or "cannot be reached" in str(error):
-                    raise
-
-        self._run([abandon(server) for server in self.servers]).result()
+    def _start(self) -> None:
+        """Start an update. One that somebody has left open is ended first, by a bucket that makes no sense."""
+        try:
+            self._all("/start_weight_update")
+        except EngineOutage as error:
+            if ALREADY not in str(error):
+                raise
+            with contextlib.suppress(EngineOutage):
+                self._all("/update_weights", {"update_info": {"abandoned": True}})
+            self._all("/start_weight_update")
 
     def _all(self, route: str, body: dict[str, Any] | None = None) -> None:
         self._post(route, [body]).result()

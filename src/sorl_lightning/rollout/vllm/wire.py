@@ -105,11 +105,11 @@ async def check_model(client: Client, model: str) -> None:
 
 
 async def turn_route(client: Client) -> Literal["generate", "completions"]:
-    """The route that takes and gives tokens; an empty body tells a refusal (400, 422) from a route that is not open."""
+    """The route that takes and gives tokens. It knows no GET, and says so (405) only where it is open."""
     try:
-        await client.post(ROUTE["generate"], {}, TIMEOUT)
+        await client.get(ROUTE["generate"], TIMEOUT)
     except ServerError as error:
-        return "completions" if error.status in (403, 404, 405, 501) else "generate"
+        return "generate" if error.status == 405 else "completions"
     return "generate"
 
 

@@ -1,0 +1,209 @@
+"""A vLLM server beside the trainer, for as long as a run lasts."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import lightning as L
+import torch
+from lightning.pytorch.callbacks import Callback
+from typing_extensions import override
+
+import sorl_lightning
+from sorl_lightning.control import Learner, owner_of
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.rollout.engines.vllm import VLLMEngine
+from sorl_lightning.rollout.vllm.process import ServerProcess
+
+logger = logging.getLogger(__name__)
+PLUGIN = "sorl_lightning.vllm_plugin"
+# What a run needs whatever the device; the routes for new weights belong to development mode.
+ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+# Threads of several processes on few cores wait for each other; nobind and one thread each are up to ten times faster.
+CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+# Compiling takes minutes on a CPU, and the cache of keys and values would take nearly all memory. A prompt that is cut
+# into chunks makes vLLM rewind the request's generator, which a CPU's cannot do: the engine dies (vLLM 0.32).
+CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 * 2**20), "--max-num-seqs", "128")
+CPU_UNCUT = ("--no-enable-chunked-prefill", "--max-num-batched-tokens")
+UNCUT = 8192  # tokens that one step takes at least
+
+
+class VLLMSidecar(Callback):
+    """Start a vLLM server when a run starts, give its address to the datamodule's VLLMEngine, and end it with the run.
+
+    The server begins with random weights of the policy's shape and gets the policy's from the engine. An engine that
+    has addresses already is left to the servers that run there.
+
+    Args:
+        python: interpreter of the environment that vLLM is installed in (``make vllm``); None: this one.
+        device: "cpu" adds flags and environment that a CPU needs; "auto" is "gpu" where this process sees CUDA.
+        dtype: type of the served weights; None: that of the policy.
+        flags: further arguments of ``vllm serve``; they come last, and win.
+        environment: further environment variables; they win.
+        port: of the server; 0 takes a free one.
+        start_timeout: seconds until it must be healthy.
+        restarts: times that it is started again when it dies.
+        log_file: of its output; None is vllm_sidecar.log in the run's folder.
+    """
+
+    def __init__(
+        self,
+        python: str | None = None,
+        device: Literal["auto", "cpu", "gpu"] = "auto",
+        dtype: str | None = None,
+        flags: Sequence[str] = (),
+        environment: dict[str, str] | None = None,
+        port: int = 0,
+        start_timeout: float = 600.0,
+        restarts: int = 2,
+        log_file: str | None = None,
+    ) -> None:
+        self.python = python
+        self.device = device
+        self.dtype = dtype
+        self.flags = flags
+        self.environment = environment
+        self.port = port
+        self.start_timeout = start_timeout
+        self.restarts = restarts
+        self.log_file = log_file
+        self.server: ServerProcess | None = None
+        self._engine: VLLMEngine | None = None
+        self._folder: Path | None = None
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        engine_of(trainer)
+        if self.python is not None and shutil.which(self.python) is None:
+            raise ConfigurationError(
+                f"VLLMSidecar.python={self.python!r} is no interpreter: make vllm sets one up in .venv-vllm"
+            )
+
+    @override
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start(trainer, pl_module)
+
+    @override
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start(trainer, pl_module)
+
+    @override
+    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._start(trainer, pl_module)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        pl_module.log_dict(engine_of(trainer).figures)
+
+    @override
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.stop()
+
+    @override
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End the server and take its address back. Safe to call twice."""
+        if self.server is not None:
+            self.server.stop()
+        if self._engine is not None:
+            self._engine.urls = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self.server = self._engine = self._folder = None
+
+    def _start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        engine = engine_of(trainer)
+        if engine.urls:
+            return
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        self._folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-"))
+        learner = owner_of(Learner, pl_module)  # type: ignore[type-abstract]
+        learner.policy_model.config.save_pretrained(self._folder / "model")
+        learner.tokenizer.save_pretrained(self._folder / "model")
+        port = self.port or free_port()
+        log = Path(self.log_file or Path(trainer.log_dir or trainer.default_root_dir) / "vllm_sidecar.log")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        url = f"http://127.0.0.1:{port}"
+        command = self._command(engine, learner, port, data.context_limit)
+        self.server = ServerProcess(command, self._environment(), url, log, self.restarts)
+        logger.info("starting vLLM, log in %s", log)
+        try:
+            self.server.start(self.start_timeout)
+        except BaseException:
+            self.stop()
+            raise
+        self._engine = engine
+        engine.urls = [url]
+
+    def _command(self, engine: VLLMEngine, learner: Learner, port: int, context: int | None) -> list[str]:
+        dtype = self.dtype or str(learner.policy_model.dtype).removeprefix("torch.")
+        positions = learner.policy_model.config.get_text_config().max_position_embeddings
+        return [
+            self.python or sys.executable,
+            *("-m", f"{PLUGIN}.serve", str(self._folder_of_model)),
+            *("--load-format", "dummy", "--generation-config", "vllm", "--dtype", dtype),
+            *("--served-model-name", engine.model, "--host", "127.0.0.1", "--port", str(port)),
+            *("--enable-scale-out", "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs"),
+            *("--worker-extension-cls", f"{PLUGIN}.weight_transfer.WorkerExtension"),
+            *("--weight-transfer-config", f'{{"backend": "{engine.transport.backend}"}}'),
+            *(("--max-model-len", str(context)) if context is not None else ()),
+            *((*CPU_FLAGS, *CPU_UNCUT, str(max(UNCUT, context or positions))) if self._on_cpu else ()),
+            *self.flags,
+        ]
+
+    @property
+    def _folder_of_model(self) -> Path:
+        assert self._folder is not None
+        return self._folder / "model"
+
+    @property
+    def _on_cpu(self) -> bool:
+        return self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available())
+
+    def _environment(self) -> dict[str, str]:
+        assert self._folder is not None
+        # A folder with nothing but this package: the server's environment must not see the trainer's other packages.
+        package = self._folder / "path"
+        package.mkdir()
+        (package / "sorl_lightning").symlink_to(Path(sorl_lightning.__file__).parent)
+        return {
+            **os.environ,
+            **ENVIRONMENT,
+            **(CPU_ENVIRONMENT if self._on_cpu else {}),
+            "PYTHONPATH": str(package),
+            "TMPDIR": str(self._folder),
+            "SORL_END_WITH_STDIN": "1",
+            **(self.environment or {}),
+        }
+
+
+def engine_of(trainer: L.Trainer) -> VLLMEngine:
+    """The datamodule's engine.
+
+    Raises:
+        ConfigurationError: it is none that could use a server.
+    """
+    engine = trainer.datamodule.engine  # type: ignore[attr-defined]
+    if not isinstance(engine, VLLMEngine):
+        raise ConfigurationError(
+            f"VLLMSidecar starts a server for data.engine, which is {type(engine).__name__}: set it to VLLMEngine, or "
+            "leave the callback out"
+        )
+    return engine
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
