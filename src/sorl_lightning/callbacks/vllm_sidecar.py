@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import logging
-import os
 import shutil
-import socket
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,23 +14,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
-import sorl_lightning
 from sorl_lightning.control import Learner, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.engines.vllm import VLLMEngine
+from sorl_lightning.rollout.vllm.launch import Launch, free_port
 from sorl_lightning.rollout.vllm.process import ServerProcess
 
 logger = logging.getLogger(__name__)
-PLUGIN = "sorl_lightning.vllm_plugin"
-# What a run needs whatever the device; the routes for new weights belong to development mode.
-ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
-# Threads of several processes on few cores wait for each other; nobind and one thread each are up to ten times faster.
-CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-# Compiling takes minutes on a CPU, and the cache of keys and values would take nearly all memory. A prompt that is cut
-# into chunks makes vLLM rewind the request's generator, which a CPU's cannot do: the engine dies (vLLM 0.32).
-CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 * 2**20), "--max-num-seqs", "128")
-CPU_UNCUT = ("--no-enable-chunked-prefill", "--max-num-batched-tokens")
-UNCUT = 8192  # tokens that one step takes at least
 
 
 class VLLMSidecar(Callback):
@@ -126,16 +113,25 @@ class VLLMSidecar(Callback):
         if engine.urls:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
-        self._folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-"))
         learner = owner_of(Learner, pl_module)  # type: ignore[type-abstract]
-        learner.policy_model.config.save_pretrained(self._folder / "model")
-        learner.tokenizer.save_pretrained(self._folder / "model")
-        port = self.port or free_port()
+        policy = learner.policy_model
+        self._folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-"))
+        launch = Launch(
+            folder=self._folder,
+            port=self.port or free_port(),
+            model=engine.model,
+            backend=engine.transport.backend,
+            dtype=self.dtype or str(policy.dtype).removeprefix("torch."),
+            context=data.context_limit or policy.config.get_text_config().max_position_embeddings,
+            cpu=self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()),
+            python=self.python,
+            flags=self.flags,
+            environment=self.environment or {},
+        )
+        launch.prepare(policy, learner.tokenizer)
         log = Path(self.log_file or Path(trainer.log_dir or trainer.default_root_dir) / "vllm_sidecar.log")
         log.parent.mkdir(parents=True, exist_ok=True)
-        url = f"http://127.0.0.1:{port}"
-        command = self._command(engine, learner, port, data.context_limit)
-        self.server = ServerProcess(command, self._environment(), url, log, self.restarts)
+        self.server = ServerProcess(launch.command(), launch.variables(), launch.url, log, self.restarts)
         logger.info("starting vLLM, log in %s", log)
         try:
             self.server.start(self.start_timeout)
@@ -143,48 +139,7 @@ class VLLMSidecar(Callback):
             self.stop()
             raise
         self._engine = engine
-        engine.urls = [url]
-
-    def _command(self, engine: VLLMEngine, learner: Learner, port: int, context: int | None) -> list[str]:
-        dtype = self.dtype or str(learner.policy_model.dtype).removeprefix("torch.")
-        positions = learner.policy_model.config.get_text_config().max_position_embeddings
-        return [
-            self.python or sys.executable,
-            *("-m", f"{PLUGIN}.serve", str(self._folder_of_model)),
-            *("--load-format", "dummy", "--generation-config", "vllm", "--dtype", dtype),
-            *("--served-model-name", engine.model, "--host", "127.0.0.1", "--port", str(port)),
-            *("--enable-scale-out", "--max-logprobs", "-1", "--logprobs-mode", "processed_logprobs"),
-            *("--worker-extension-cls", f"{PLUGIN}.weight_transfer.WorkerExtension"),
-            *("--weight-transfer-config", f'{{"backend": "{engine.transport.backend}"}}'),
-            *(("--max-model-len", str(context)) if context is not None else ()),
-            *((*CPU_FLAGS, *CPU_UNCUT, str(max(UNCUT, context or positions))) if self._on_cpu else ()),
-            *self.flags,
-        ]
-
-    @property
-    def _folder_of_model(self) -> Path:
-        assert self._folder is not None
-        return self._folder / "model"
-
-    @property
-    def _on_cpu(self) -> bool:
-        return self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available())
-
-    def _environment(self) -> dict[str, str]:
-        assert self._folder is not None
-        # A folder with nothing but this package: the server's environment must not see the trainer's other packages.
-        package = self._folder / "path"
-        package.mkdir()
-        (package / "sorl_lightning").symlink_to(Path(sorl_lightning.__file__).parent)
-        return {
-            **os.environ,
-            **ENVIRONMENT,
-            **(CPU_ENVIRONMENT if self._on_cpu else {}),
-            "PYTHONPATH": str(package),
-            "TMPDIR": str(self._folder),
-            "SORL_END_WITH_STDIN": "1",
-            **(self.environment or {}),
-        }
+        engine.urls = [launch.url]
 
 
 def engine_of(trainer: L.Trainer) -> VLLMEngine:
@@ -200,10 +155,3 @@ def engine_of(trainer: L.Trainer) -> VLLMEngine:
             "leave the callback out"
         )
     return engine
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
