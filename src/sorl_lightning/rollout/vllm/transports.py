@@ -13,7 +13,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor
@@ -61,8 +60,8 @@ class DiskTransport(WeightTransport):
     """A bucket is a safetensors file, written once and read by every server; it is gone when they have.
 
     Args:
-        folder: where both sides find it; servers on other nodes need a shared one. None is a folder of its own in memory
-            (/dev/shm) or, where there is none, among the temporary files.
+        folder: where both sides find it; servers on other nodes need a shared one. None is a folder of its own in
+            memory (/dev/shm) or, where there is none, among the temporary files.
     """
 
     def __init__(self, folder: str | None = None) -> None:
@@ -217,6 +216,6 @@ def check_backend(transport: WeightTransport, backend: str | None, url: str) -> 
     if backend != transport.backend:
         raise ConfigurationError(
             f"{url} takes weights by {backend!r} and VLLMEngine.transport sends them by {transport.backend!r}: start "
-            f"it with --weight-transfer-config '{{\"backend\": \"{transport.backend}\"}}' and --worker-extension-cls "
+            f'it with --weight-transfer-config \'{{"backend": "{transport.backend}"}}\' and --worker-extension-cls '
             "sorl_lightning.vllm_plugin.weight_transfer.WorkerExtension"
         )
