@@ -184,9 +184,9 @@ class VLLMEngine(RolloutEngine):
         server = self._fleet.servers[self._places[request.trajectory]]
         if len(request.prompt_ids) + request.max_tokens > server.context_limit:
             raise ConfigurationError(
-                f"{request.trajectory}: a prompt of {len(request.prompt_ids)} tokens and max_tokens={request.max_tokens}"
-                f" exceed the context of {server.client.url}, --max-model-len {server.context_limit}; lower "
-                "data.context_limit"
+                f"{request.trajectory}: a prompt of {len(request.prompt_ids)} tokens and max_tokens="
+                f"{request.max_tokens} exceed the context of {server.client.url}, --max-model-len "
+                f"{server.context_limit}; lower data.context_limit"
             )
         answer = await self._fleet.turn(server, request, self._name(self._version))
         return Completion(
