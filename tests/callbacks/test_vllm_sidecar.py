@@ -99,7 +99,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.Tens
     trainer = quiet(folder, [sidecar, witness])
     trainer.fit(module, datamodule=data)
     witness.assert_gone()
-    assert data.engine.urls is None
+    assert data.engine.sidecar is None
     assert module.policy_version == 2
     assert 0 < float(trainer.callback_metrics["engine/probe_difference"]) < 5e-5
     assert "Application startup complete" in (folder / "vllm_sidecar.log").read_text()
@@ -251,7 +251,7 @@ def test_a_server_that_does_not_start_shows_the_end_of_its_log(trainer: Any, tmp
     with pytest.raises(EngineOutage, match=r"(?s)ended after .*the disk is full") as caught:
         trainer(callbacks=[VLLMSidecar(python=str(broken))]).fit(agent(policy=Source()), datamodule=data)
     assert "some words before" in str(caught.value)
-    assert data.engine.urls is None
+    assert data.engine.sidecar is None
 
 
 def test_an_engine_with_addresses_is_left_to_its_servers(trainer: Any) -> None:

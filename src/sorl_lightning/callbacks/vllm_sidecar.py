@@ -27,7 +27,7 @@ class VLLMSidecar(Callback):
     """Start a vLLM server when a run starts, give its address to the datamodule's VLLMEngine, and end it with the run.
 
     The server begins with random weights of the policy's shape and gets the policy's from the engine. An engine that
-    has addresses already is left to the servers that run there.
+    has addresses already is left to the servers that run there. With several ranks each starts a server of its own.
 
     Args:
         python: interpreter of the environment that vLLM is installed in (``make vllm``); None: this one.
@@ -103,14 +103,14 @@ class VLLMSidecar(Callback):
         if self.server is not None:
             self.server.stop()
         if self._engine is not None:
-            self._engine.urls = None
+            self._engine.sidecar = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
         self.server = self._engine = self._folder = None
 
     def _start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         engine = engine_of(trainer)
-        if engine.urls:
+        if engine.urls or self.server is not None:
             return
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         learner = owner_of(Learner, pl_module)  # type: ignore[type-abstract]
@@ -139,7 +139,7 @@ class VLLMSidecar(Callback):
             self.stop()
             raise
         self._engine = engine
-        engine.urls = [launch.url]
+        engine.sidecar = launch.url
 
 
 def engine_of(trainer: L.Trainer) -> VLLMEngine:

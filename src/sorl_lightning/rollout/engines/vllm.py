@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey
 from sorl_lightning.rollout.vllm.fleet import Fleet
@@ -32,6 +33,7 @@ class VLLMEngine(RolloutEngine):
 
     Args:
         urls: addresses of the servers; None: those that the callback VLLMSidecar starts. A trajectory stays with one.
+            Several ranks share them out, so that each has servers of its own.
         model: name under which the servers serve the policy.
         transport: how weights travel; None is a DiskTransport.
         in_flight: turns that are being generated when new weights come are frozen and go on with them ("keep") or are
@@ -44,6 +46,10 @@ class VLLMEngine(RolloutEngine):
         bucket_megabytes: weights that travel, and are held besides the model, at a time.
         probe_every: trainer and servers score a fixed sequence after the first push and every so many; 0: never.
         probe_tolerance: largest difference of log-probabilities at which the run goes on, nats.
+
+    Attributes:
+        sidecar: address of the server that VLLMSidecar has started for this rank; None without one.
+        figures: of the last push, to be logged: engine/push_seconds, engine/probe_difference.
     """
 
     def __init__(
@@ -83,6 +89,7 @@ class VLLMEngine(RolloutEngine):
         self.bucket_megabytes = bucket_megabytes
         self.probe_every = probe_every
         self.probe_tolerance = probe_tolerance
+        self.sidecar: str | None = None
         self.figures: dict[str, float] = {}
         self._fleet: Fleet | None = None
         self._push: WeightPush | None = None
@@ -122,12 +129,9 @@ class VLLMEngine(RolloutEngine):
         """Healthy servers, and the way of weights to them."""
         if self._policy is None:
             raise RuntimeError("VLLMEngine is not attached to a policy; call attach first")
-        if not self.urls:
-            raise ConfigurationError(
-                "VLLMEngine has no servers: set its urls, or add the callback VLLMSidecar, which starts one"
-            )
+        own = self._own_urls()
         if self._fleet is None:
-            self._fleet = Fleet(self.urls, self.model, self.concurrency, self.request_timeout, self.attempts)
+            self._fleet = Fleet(own, self.model, self.concurrency, self.request_timeout, self.attempts)
         fleet = self._fleet
         fleet.meet(self.outage_timeout)
         if self._push is None:
@@ -136,6 +140,20 @@ class VLLMEngine(RolloutEngine):
             size = self.bucket_megabytes * MEGABYTE
             self._push = WeightPush(fleet.servers, fleet.loop, self.transport, self.in_flight, self.push_timeout, size)
         return fleet, self._push
+
+    def _own_urls(self) -> Sequence[str]:
+        """Addresses of this rank's servers."""
+        if self.sidecar is not None:
+            return [self.sidecar]
+        if not self.urls:
+            raise ConfigurationError(
+                "VLLMEngine has no servers: set its urls, or add the callback VLLMSidecar, which starts one"
+            )
+        if len(self.urls) < ranks.count():
+            raise ConfigurationError(
+                f"VLLMEngine.urls names {len(self.urls)} servers for {ranks.count()} ranks, and each needs its own"
+            )
+        return self.urls[ranks.index() :: ranks.count()]
 
     def _probe(self, fleet: Fleet, name: str) -> None:
         """Compare with every server, and stop the run where it computes something else."""
@@ -166,7 +184,8 @@ class VLLMEngine(RolloutEngine):
         if trajectory in self._places:
             raise RuntimeError(f"{trajectory} is open already; release it first")
         held = list(self._places.values())
-        self._places[trajectory] = min(range(len(self.urls or ("",))), key=held.count)
+        servers = len(self._fleet.servers) if self._fleet is not None else 1
+        self._places[trajectory] = min(range(servers), key=held.count)
 
     async def generate(self, request: GenerationRequest) -> Completion:
         """Generate one turn.

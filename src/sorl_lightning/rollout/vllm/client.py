@@ -29,7 +29,7 @@ class ServerError(RolloutError):
         status: HTTP status.
     """
 
-    def __init__(self, message: str, status: int) -> None:
+    def __init__(self, message: str, status: int = 400) -> None:
         super().__init__(message)
         self.status = status
 
