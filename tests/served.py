@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -78,6 +79,8 @@ def serve(real: bool, tied: bool, backend: str, tokenizer: Any) -> Iterator[Serv
 def real_server(
     policy: PreTrainedModel, tokenizer: Any, backend: str = "disk", restarts: int = 0, flags: Sequence[str] = ()
 ) -> Iterator[tuple[ServerProcess, str]]:
+    if not PYTHON.exists():
+        pytest.skip(f"no vLLM at {PYTHON}: make vllm")
     folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-test-"))
     launch = Launch(
         folder=folder, port=free_port(), model="policy", backend=backend, dtype="float32", context=CONTEXT, cpu=True,

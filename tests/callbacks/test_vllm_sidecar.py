@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,7 +90,7 @@ def weights(module: L.LightningModule) -> torch.Tensor:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.Tensor]:
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     """Weights after a run whose server lives; it leaves nothing behind."""
     folder = tmp_path_factory.mktemp("undisturbed")
     sidecar = VLLMSidecar(python=str(PYTHON), device="cpu")
@@ -103,7 +103,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[torch.Tens
     assert module.policy_version == 2
     assert 0 < float(trainer.callback_metrics["engine/probe_difference"]) < 5e-5
     assert "Application startup complete" in (folder / "vllm_sidecar.log").read_text()
-    yield weights(module)
+    return weights(module)
 
 
 def quiet(folder: Path, callbacks: list[L.Callback]) -> L.Trainer:
@@ -232,7 +232,7 @@ def children(parent: int) -> list[int]:
 
 def test_an_engine_that_needs_no_server_is_refused(trainer: Any) -> None:
     data = rollouts(Countdown(), LocalEngine())
-    with pytest.raises(ConfigurationError, match="data.engine, which is LocalEngine"):
+    with pytest.raises(ConfigurationError, match=r"data\.engine, which is LocalEngine"):
         trainer(callbacks=[VLLMSidecar()]).fit(agent(policy=Source()), datamodule=data)
 
 

@@ -279,6 +279,18 @@ def test_a_server_that_keeps_old_weights_stops_the_run(fake: FakeVLLM) -> None:
     engine.close()
 
 
+def test_servers_sleep_while_nothing_is_generated(fake: FakeVLLM) -> None:
+    engine = connect(fake, sleep=True)
+    for version in range(2):
+        push(engine, tiny(True), version)
+        ask(engine, [request((1, 2), key=key, max_tokens=1) for key in range(3)])
+        assert engine._asleep is not None
+        engine._asleep.result()
+    control = [route for route, _ in fake.requests if route in ("/sleep", "/wake_up", "/pause", "/resume")]
+    assert control == ["/pause", "/resume", "/sleep", "/wake_up", "/pause", "/resume", "/sleep"]
+    engine.close()
+
+
 def test_the_probe_comes_first_and_every_nth_time(fake: FakeVLLM) -> None:
     engine = connect(fake, probe_every=3)
     policy = tiny(True)

@@ -149,6 +149,12 @@ class FakeVLLM:
         self._running.set()
         return {"status": "resumed"}
 
+    async def _post_sleep(self, body: JSON) -> JSON:
+        return {}
+
+    async def _post_wake_up(self, body: JSON) -> JSON:
+        return {}
+
     async def _post_init_weight_transfer_engine(self, body: JSON) -> JSON:
         await self._in_thread(self.model.join, body["init_info"])
         return {}

@@ -6,6 +6,8 @@ import logging
 import secrets
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -46,6 +48,8 @@ class VLLMEngine(RolloutEngine):
         bucket_megabytes: weights that travel, and are held besides the model, at a time.
         probe_every: trainer and servers score a fixed sequence after the first push and every so many; 0: never.
         probe_tolerance: largest difference of log-probabilities at which the run goes on, nats.
+        sleep: have the servers give their memory back while nothing is generated, for a GPU shared with the trainer; they
+            must have been started with --enable-sleep-mode.
 
     Attributes:
         sidecar: address of the server that VLLMSidecar has started for this rank; None without one.
@@ -66,6 +70,7 @@ class VLLMEngine(RolloutEngine):
         bucket_megabytes: int = 256,
         probe_every: int = 20,
         probe_tolerance: float = 1e-3,
+        sleep: bool = False,
     ) -> None:
         for name, value in (
             ("concurrency", concurrency),
@@ -89,6 +94,7 @@ class VLLMEngine(RolloutEngine):
         self.bucket_megabytes = bucket_megabytes
         self.probe_every = probe_every
         self.probe_tolerance = probe_tolerance
+        self.sleep = sleep
         self.sidecar: str | None = None
         self.figures: dict[str, float] = {}
         self._fleet: Fleet | None = None
@@ -99,6 +105,7 @@ class VLLMEngine(RolloutEngine):
         # Versions are numbers, and a server may have been pushed to by another run: names of weights begin with this.
         self._run = secrets.token_hex(4)
         self._places: dict[TrajectoryKey, int] = {}
+        self._asleep: Future[Any] | None = None
 
     def attach(self, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None = None) -> None:
         """Keep the policy, which scores the probe; servers are met when the first weights come."""
@@ -115,6 +122,9 @@ class VLLMEngine(RolloutEngine):
         """
         held, self._version = self._version, None
         fleet, push = self._connected()
+        if self._asleep is not None:
+            self._asleep.result()
+            self._asleep = fleet.post("/wake_up", self.push_timeout).result()
         if held is not None and not fleet.holds(self._name(held)):
             push.start_over()
         start = time.perf_counter()
@@ -228,11 +238,14 @@ class VLLMEngine(RolloutEngine):
     def release(self, trajectory: TrajectoryKey) -> None:
         """Forget the trajectory. One that is not open is ignored."""
         self._places.pop(trajectory, None)
+        if self.sleep and not self._places and self._fleet is not None and self._asleep is None:
+            # Level 2 gives up the weights too: new ones come before the next turn.
+            self._asleep = self._fleet.post("/sleep?level=2", self.push_timeout)
 
     def close(self) -> None:
         """Close the connections; turns still waited for are cancelled. The servers run on."""
         if self._fleet is not None:
             self._fleet.close()
         self.transport.close()
-        self._fleet = self._push = self._version = None
+        self._fleet = self._push = self._version = self._asleep = None
         self._places.clear()

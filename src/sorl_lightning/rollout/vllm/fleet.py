@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -51,6 +52,14 @@ class Fleet:
         await asyncio.gather(*(client.wait_until_healthy(timeout) for client in self._clients))
         if not self.servers:
             self.servers = list(await asyncio.gather(*(inspect(client, self.model) for client in self._clients)))
+
+    def post(self, route: str, timeout: float) -> Future[None]:
+        """Ask every server the same."""
+
+        async def ask() -> None:
+            await asyncio.gather(*(client.post(route, None, timeout) for client in self._clients))
+
+        return self.loop.submit(ask())
 
     def holds(self, name: str) -> bool:
         """Whether all servers hold the weights ``name``: a server that was restarted does not."""

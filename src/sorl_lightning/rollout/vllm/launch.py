@@ -11,8 +11,6 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-import sorl_lightning
-
 PLUGIN = "sorl_lightning.vllm_plugin"
 # What a run needs whatever the device; the routes for new weights belong to development mode.
 ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
@@ -65,7 +63,7 @@ class Launch:
         # The server's environment must not see the trainer's other packages, so the folder holds nothing else.
         package = self.folder / "path"
         package.mkdir()
-        (package / "sorl_lightning").symlink_to(Path(sorl_lightning.__file__).parent)
+        (package / "sorl_lightning").symlink_to(Path(__file__).parents[2])
 
     def command(self) -> list[str]:
         """Program and arguments. Weights are random at first: the engine pushes the policy's before it asks."""
