@@ -15,13 +15,13 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
-from sorl_lightning.models import full_weights
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
 from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.launch import Launch, free_port
 from sorl_lightning.rollout.vllm.probe import Nowhere
 from sorl_lightning.rollout.vllm.process import ServerProcess
 from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, WeightTransport
+from sorl_lightning.sharding import full_weights
 from sorl_lightning.testing import FakeVLLM
 
 PYTHON = Path(os.environ.get("SORL_VLLM_PYTHON", Path(__file__).parents[1] / ".venv-vllm/bin/python"))

@@ -21,10 +21,10 @@ from doubles import Countdown
 from served import CONTEXT, push, request, scores, tiny
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
-from sorl_lightning.models import full_weights
 from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.client import ServerError, words
 from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, buckets
+from sorl_lightning.sharding import full_weights
 from sorl_lightning.testing import FakeVLLM
 from sorl_lightning.types import Completion
 

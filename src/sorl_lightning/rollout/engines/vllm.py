@@ -48,8 +48,8 @@ class VLLMEngine(RolloutEngine):
         bucket_megabytes: weights that travel, and are held besides the model, at a time.
         probe_every: trainer and servers score a fixed sequence after the first push and every so many; 0: never.
         probe_tolerance: largest difference of log-probabilities at which the run goes on, nats.
-        sleep: have the servers give their memory back while nothing is generated, for a GPU shared with the trainer; they
-            must have been started with --enable-sleep-mode.
+        sleep: have the servers give their memory back while nothing is generated, for a GPU shared with the trainer;
+            they must have been started with --enable-sleep-mode.
 
     Attributes:
         sidecar: address of the server that VLLMSidecar has started for this rank; None without one.
