@@ -22,7 +22,7 @@ from sorl_lightning.rollout.vllm.probe import Nowhere
 from sorl_lightning.rollout.vllm.process import ServerProcess
 from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, WeightTransport
 from sorl_lightning.sharding import full_weights
-from sorl_lightning.testing import FakeVLLM
+from sorl_lightning.testing.fake_vllm import FakeVLLM
 
 PYTHON = Path(os.environ.get("SORL_VLLM_PYTHON", Path(__file__).parents[1] / ".venv-vllm/bin/python"))
 CONTEXT = 256

@@ -255,7 +255,7 @@ def test_a_server_that_does_not_start_shows_the_end_of_its_log(trainer: Any, tmp
 
 
 def test_an_engine_with_addresses_is_left_to_its_servers(trainer: Any) -> None:
-    from sorl_lightning.testing import FakeVLLM
+    from sorl_lightning.testing.fake_vllm import FakeVLLM
 
     with FakeVLLM(tiny(True)) as fake:
         data = rollouts(Countdown(), VLLMEngine([fake.url]))

@@ -25,7 +25,7 @@ from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.client import ServerError, words
 from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, buckets
 from sorl_lightning.sharding import full_weights
-from sorl_lightning.testing import FakeVLLM
+from sorl_lightning.testing.fake_vllm import FakeVLLM
 from sorl_lightning.types import Completion
 
 GENERATE = "/inference/v1/generate"

@@ -1,5 +1,5 @@
-"""Stand-ins for what takes minutes to start. They show what a trainer does with answers, not what servers answer."""
+"""For tests: strategies for trajectories and batches here, a vLLM server with faults on request in ``fake_vllm``."""
 
-from sorl_lightning.testing.fake_vllm import FakeVLLM, Fault
+from sorl_lightning.testing.strategies import batches, trajectories
 
-__all__ = ["FakeVLLM", "Fault"]
+__all__ = ["batches", "trajectories"]

@@ -1,4 +1,7 @@
-"""A server with the routes of vLLM 0.32 that VLLMEngine uses, and faults on request."""
+"""A server with the routes of vLLM 0.32 that VLLMEngine uses, and faults on request.
+
+It shows what a trainer does with answers, not what a server answers.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -120,20 +120,29 @@ class VLLMEngine(RolloutEngine):
             EngineOutage: a server failed or did not answer in time.
             RolloutError: a server refused, or computes something else than the trainer.
         """
-        held, self._version = self._version, None
-        fleet, push = self._connected()
-        if self._asleep is not None:
-            self._asleep.result()
-            self._asleep = fleet.post("/wake_up", self.push_timeout).result()
-        if held is not None and not fleet.holds(self._name(held)):
-            push.start_over()
-        start = time.perf_counter()
-        push.push(weights, self._name(version))
-        self.figures["engine/push_seconds"] = time.perf_counter() - start
+        arriving = iter(weights)
+        ranks.together(lambda: self._send(arriving, version))  # no rank may probe, a pass of all ranks, alone
         self._pushes += 1
         if self.probe_every and (self._pushes - 1) % self.probe_every == 0:
-            self._probe(fleet, self._name(version))
+            self._probe(self._name(version))
         self._version = version
+
+    def _send(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
+        held, self._version = self._version, None
+        try:
+            fleet, push = self._connected()
+            if self._asleep is not None:
+                self._asleep.result()
+                self._asleep = fleet.post("/wake_up", self.push_timeout).result()
+            if held is not None and not fleet.holds(self._name(held)):
+                push.start_over()
+            start = time.perf_counter()
+            push.push(weights, self._name(version))
+            self.figures["engine/push_seconds"] = time.perf_counter() - start
+        except (ConfigurationError, RolloutError):
+            for _ in weights:
+                pass  # the other ranks take part in gathering each of them, and would wait
+            raise
 
     def _connected(self) -> tuple[Fleet, WeightPush]:
         """Healthy servers, and the way of weights to them."""
@@ -165,9 +174,10 @@ class VLLMEngine(RolloutEngine):
             )
         return self.urls[ranks.index() :: ranks.count()]
 
-    def _probe(self, fleet: Fleet, name: str) -> None:
+    def _probe(self, name: str) -> None:
         """Compare with every server, and stop the run where it computes something else."""
-        assert self._policy is not None
+        fleet = self._fleet
+        assert self._policy is not None and fleet is not None
         vocabulary = self._policy.config.get_text_config().vocab_size
         for server in fleet.servers:
             request = probe_request(vocabulary, server.context_limit)

@@ -61,7 +61,6 @@ class WeightPush:
             ServerError: a server refused.
         """
         self._deadline = time.monotonic() + self.timeout
-        weights = iter(weights)
         try:
             self._all(f"/pause?mode={self.in_flight}")
             if not self._connected:
@@ -74,8 +73,6 @@ class WeightPush:
             self._connected = True
             self._all("/resume")
         except RolloutError as error:
-            for _ in weights:
-                pass  # the other ranks take part in gathering each of them, and would wait
             raise type_of(error)(f"weights {name} were not pushed: {error}") from error
 
     def start_over(self) -> None:
