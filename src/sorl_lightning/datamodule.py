@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from sorl_lightning import ranks
 from sorl_lightning.control import Learner, RolloutBudget, owner_of
-from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
@@ -30,6 +30,7 @@ from sorl_lightning.types import RolloutBatch, Task
 
 logger = logging.getLogger(__name__)
 Split = Literal["train", "validation", "test"]
+OUTAGES = 2  # times that a collection may lose its engine before the run ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,16 +293,27 @@ class RolloutDataModule(L.LightningDataModule):
         if engine not in self._attached:
             engine.attach(learner.policy_model, learner.tokenizer)
             self._attached.append(engine)
-        engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
         own = range(trainer.global_rank, len(tasks), trainer.world_size)
         share = [tasks[position] for position in own]
-        collection = ranks.together(
-            lambda: self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
-        )
+
+        def attempt() -> Collection:
+            engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
+            return self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
+
+        collection = self._despite_outages(attempt)
         if not ranks.anywhere(bool(collection.trajectories)):
             failures = [failure for failures in ranks.gather(collection.failures[:1]) for failure in failures]
             raise RolloutError(f"all {len(tasks)} groups of collection {index} failed; the first: {failures[0]}")
         return collection
+
+    def _despite_outages(self, attempt: Callable[[], Collection]) -> Collection:
+        """Collect on all ranks, and again where an engine was lost: the same seeds give what was interrupted."""
+        for _ in range(OUTAGES):
+            try:
+                return ranks.together(attempt)
+            except EngineOutage as error:
+                logger.warning("%s; the collection starts again, with its weights loaded anew", error)
+        return ranks.together(attempt)
 
     def _context(self) -> int:
         """The context limit in force.

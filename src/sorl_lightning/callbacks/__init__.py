@@ -6,6 +6,7 @@ from sorl_lightning.callbacks.collection_axis import CollectionAxis
 from sorl_lightning.callbacks.graceful_stop import GracefulStop, Stopped
 from sorl_lightning.callbacks.hf_export import HFExport
 from sorl_lightning.callbacks.trajectory_log import TrajectoryLog
+from sorl_lightning.callbacks.vllm_sidecar import VLLMSidecar
 
 __all__ = [
     "BestCheckpoint",
@@ -15,4 +16,5 @@ __all__ = [
     "HFExport",
     "Stopped",
     "TrajectoryLog",
+    "VLLMSidecar",
 ]
