@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from sorl_lightning.adapters import plain_weights
 from sorl_lightning.assets import asset_folder
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.logprobs import token_logprobs
@@ -53,6 +55,11 @@ class Pretrained(ModelSource):
             ConfigurationError: there is no such model, or its log-probabilities cannot be computed in chunks.
         """
         tokenizer = load_tokenizer(self.path)
+        if (Path(self.path) / "adapter_config.json").exists():
+            raise ConfigurationError(
+                f"policy path {self.path!r} holds adapters alone: take the source sorl_lightning.lora.LoRA, with "
+                "adapters set to this folder and base to the model that they were trained on"
+            )
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=getattr(torch, self.dtype), attn_implementation=self.attn_implementation
@@ -225,7 +232,7 @@ def frozen(model: PreTrainedModel) -> PolicyNetwork:
 
 
 def full_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name, each gathered from its shards only when its turn comes; tied ones once."""
-    for name, parameter in model.named_parameters():
+    """Parameters by name, each gathered from its shards only when its turn comes; tied ones once, adapters merged."""
+    for name, parameter in plain_weights(model):
         tensor = parameter.detach()
         yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

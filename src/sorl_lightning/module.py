@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from sorl_lightning.adapters import has_adapters
 from sorl_lightning.control import KLSchedule
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
@@ -78,6 +79,8 @@ class AgentModule(L.LightningModule):
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
         self.policy = PolicyNetwork(model)
+        # Weights beside adapters never change, and are not in checkpoints.
+        self.strict_loading = not has_adapters(model)
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -98,7 +101,7 @@ class AgentModule(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
-        optimizer = self.optimizer(self.policy.parameters())
+        optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
         if self.lr_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}
@@ -247,6 +250,11 @@ class AgentModule(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_version"] = self.policy_version
+        if not self.strict_loading:
+            everything = self.named_parameters(remove_duplicate=False)  # tied ones have several names
+            unchanging = {name for name, parameter in everything if not parameter.requires_grad}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: weights[name] for name in weights if name not in unchanging}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
