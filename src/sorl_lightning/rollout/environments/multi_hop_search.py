@@ -2,18 +2,17 @@
 
 Worked example, a question of the packaged Factbook with ``topk: 1``:
 
-    user        Answer the question. ... Question: What is the capital of the country whose internet code is .sy?
+    user        ... Question: What is the capital of the country whose internet country code is .sy?
     assistant   <search>.sy Internet country code</search>
-    user        <information>Doc 1(Title: "Syria: Internet country code") Syria - Communications - ...: .sy</information>
-    assistant   <search>Syria Capital name geographic coordinates</search>
-    user        <information>Doc 1(Title: "Syria: Capital") Syria - Government - Capital: name: Damascus ...</information>
+    user        <information>Doc 1(Title: "Syria: Internet country code") Syria - ... : .sy</information>
+    assistant   <search>Syria - Government - Capital: name</search>
+    user        <information>Doc 1(Title: "Syria: Capital") Syria - ... : name: Damascus ...</information>
     assistant   <answer>Damascus</answer>            reward 1, terminated, success
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Literal
 
 from sorl_lightning.errors import ConfigurationError
