@@ -66,7 +66,7 @@ def test_training_tasks_come_in_proportion_to_the_weights(weights, counts) -> No
 
 def test_held_out_tasks_come_once_each() -> None:
     assert [task.id for task in mixture((1, 9)).tasks("test")] == [
-        "count/test-0", "count/test-1", "count/test-2", "echo/test-0", "echo/test-1",
+        "count/test-0", "echo/test-0", "count/test-1", "echo/test-1", "count/test-2",
     ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any
 
 from sorl_lightning.errors import ConfigurationError
@@ -35,7 +36,7 @@ class Mixture(Environment):
     Training tasks come in proportion to the weights: in a round over all of them each task of the member with the
     most tasks for its weight is played once, and tasks of the others come again as often as their share asks.
     Collections draw from the round at random, so the proportion holds on average. Held-out splits have every task
-    of every member once.
+    of every member once, the members taking turns.
 
     Every number that a member reports is logged as ``environment/MEMBER/NAME``, with "success", "return" and "turns".
 
@@ -65,7 +66,8 @@ class Mixture(Environment):
             if not tasks:
                 raise ConfigurationError(f"member {name!r} has no tasks in its {split!r} split")
         if split != "train":
-            return [_named(name, task, 1) for name, tasks in found.items() for task in tasks]
+            rounds = zip_longest(*([_named(name, task, 1) for task in tasks] for name, tasks in found.items()))
+            return [task for together in rounds for task in together if task is not None]
         scale = max(len(found[member.name]) / member.weight for member in self.members)
         counts = {member.name: round(scale * member.weight) for member in self.members}
         if sum(counts.values()) > MOST_TASKS:
