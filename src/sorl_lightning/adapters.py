@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."  # of peft's own wrapper, in the names of saved weights
 
 
-def has_adapters(model: PreTrainedModel) -> bool:
+def has_adapters(model: nn.Module) -> bool:
     """Whether peft's adapters sit in the model."""
     return hasattr(model, "peft_config")
 
@@ -31,7 +31,7 @@ def save_adapters(model: PreTrainedModel, folder: Path) -> None:
 
 
 @torch.no_grad()
-def plain_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
+def plain_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Parameters under the names of the model without adapters, these merged into the weights that they change."""
     if not has_adapters(model):
         yield from model.named_parameters()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,7 +13,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from sorl_lightning.adapters import plain_weights
 from sorl_lightning.assets import asset_folder
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.logprobs import token_logprobs
@@ -229,10 +227,3 @@ def frozen(model: PreTrainedModel) -> PolicyNetwork:
     """An evaluation copy that never trains: the reference, or a teacher."""
     network = PolicyNetwork(copy.deepcopy(model)).eval()
     return network.requires_grad_(False)
-
-
-def full_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name, each gathered from its shards only when its turn comes; tied ones once, adapters merged."""
-    for name, parameter in plain_weights(model):
-        tensor = parameter.detach()
-        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
