@@ -16,7 +16,7 @@ from typing_extensions import override
 from sorl_lightning import ranks
 from sorl_lightning.control import Learner, RolloutBudget, owner_of
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
-from sorl_lightning.rollout.chat import Chat
+from sorl_lightning.rollout.chat import Chat, ChatFormat
 from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.engines import LocalEngine
@@ -69,6 +69,7 @@ class RolloutDataModule(L.LightningDataModule):
         aggregation: what counts equally in the loss: trajectories, tokens, or turns.
         retries: fresh environments tried after one has failed, for each trajectory.
         reward: a callable on the finished trajectory that replaces the sum of its turn rewards.
+        chat: how the model's chat template is used.
         validation: how the splits "validation" and "test" are rolled out.
         seed: of task order, sampling and mini-batches.
     """
@@ -90,6 +91,7 @@ class RolloutDataModule(L.LightningDataModule):
         aggregation: Aggregation = "trajectory",
         retries: int = 2,
         reward: Reward | None = None,
+        chat: ChatFormat = ChatFormat(),
         validation: Evaluation = Evaluation(),
         seed: int = 0,
     ) -> None:
@@ -109,6 +111,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.aggregation = aggregation
         self.retries = retries
         self.reward = reward
+        self.chat = chat
         self.validation = validation
         self.seed = seed
         self.rollout_budget = RolloutBudget(ceiling=max_turns, max_turns=max_turns)
@@ -336,7 +339,7 @@ class RolloutDataModule(L.LightningDataModule):
         return Collector(
             self.environment,
             engine,
-            Chat(self._learner().tokenizer),
+            Chat(self._learner().tokenizer, self.chat),
             Sampling(max_tokens=self.max_tokens, context_limit=self._context(), temperature=temperature),
             group_size,
             self.retries,

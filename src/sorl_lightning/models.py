@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -52,6 +53,11 @@ class Pretrained(ModelSource):
             ConfigurationError: there is no such model, or its log-probabilities cannot be computed in chunks.
         """
         tokenizer = load_tokenizer(self.path)
+        if (Path(self.path) / "adapter_config.json").exists():
+            raise ConfigurationError(
+                f"policy path {self.path!r} holds adapters alone: take the source sorl_lightning.lora.LoRA, with "
+                "adapters set to this folder and base to the model that they were trained on"
+            )
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=getattr(torch, self.dtype), attn_implementation=self.attn_implementation

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from sorl_lightning import ranks
+from sorl_lightning.adapters import has_adapters
 from sorl_lightning.control import KLSchedule
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
@@ -89,6 +90,8 @@ class AgentModule(L.LightningModule):
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
         self.policy = PolicyNetwork(model)
+        # Weights beside adapters never change, and are not in checkpoints.
+        self.strict_loading = not has_adapters(model)
         if self.device_mesh is not None:
             plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
             for network in (self.policy, *self._frozen.values()):
@@ -114,7 +117,7 @@ class AgentModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
         try:
-            optimizer = self.optimizer(self.policy.parameters())
+            optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"model.optimizer: {error}") from error
         if self.lr_scheduler is None:
@@ -285,6 +288,11 @@ class AgentModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_version"] = self.policy_version
         checkpoint["steps"] = self.steps.state_dict()
+        if not self.strict_loading:
+            everything = self.named_parameters(remove_duplicate=False)  # tied ones have several names
+            unchanging = {name for name, parameter in everything if not parameter.requires_grad}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: weights[name] for name in weights if name not in unchanging}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

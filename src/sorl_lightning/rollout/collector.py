@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.chat import Chat
+from sorl_lightning.rollout.chat import Chat, Conversation
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
-from sorl_lightning.rollout.environment import Environment, Step, open_episode
+from sorl_lightning.rollout.environment import Environment, Step, observation_text, open_episode
 from sorl_lightning.types import Ending, Task, Trajectory, Turn
 
 T = TypeVar("T")
@@ -74,7 +74,7 @@ class _Episode:
     task: Task
     seed: int
     environment: Environment
-    prompt_ids: tuple[int, ...]
+    conversation: Conversation
     turns: list[Turn] = field(default_factory=list)
     step: Step = field(default_factory=lambda: Step("", 0.0, False))
 
@@ -191,14 +191,15 @@ class Collector:
             opening = await self._ask(task, environment.reset, task)
         except EnvironmentFailure as error:
             return error
-        prompt_ids = self.chat.opening([*task.prompt, *opening])
+        conversation = self.chat.open([*task.prompt, *opening])
+        prompt_ids = conversation.prompt_ids
         if len(prompt_ids) >= self.sampling.context_limit:
             raise ConfigurationError(
                 f"the first prompt of task {task.id!r} has {len(prompt_ids)} tokens, which leaves no room in "
                 f"context_limit={self.sampling.context_limit}; raise it or leave the task out"
             )
         own_seed = derive_seed(seed, key.task, key.sibling, attempt)
-        return _Episode(key=key, task=task, seed=own_seed, environment=environment, prompt_ids=prompt_ids)
+        return _Episode(key=key, task=task, seed=own_seed, environment=environment, conversation=conversation)
 
     async def _advance(self, episode: _Episode, max_turns: int) -> Trajectory:
         ending: Ending | None = None
@@ -209,11 +210,12 @@ class Collector:
 
     async def _turn(self, episode: _Episode) -> None:
         start = time.perf_counter()
+        prompt_ids = episode.conversation.prompt_ids
         completion = await self.engine.generate(
             GenerationRequest(
                 trajectory=episode.key,
-                prompt_ids=episode.prompt_ids,
-                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(episode.prompt_ids)),
+                prompt_ids=prompt_ids,
+                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(prompt_ids)),
                 stop_token_ids=self.chat.stop_token_ids,
                 temperature=self.sampling.temperature,
                 seed=derive_seed(episode.seed, len(episode.turns)),
@@ -224,16 +226,16 @@ class Collector:
         episode.step = step = Step(*await self._ask(episode.task, episode.environment.step, text))
         turn = Turn(
             index=len(episode.turns),
-            prompt_ids=episode.prompt_ids,
+            prompt_ids=prompt_ids,
             completion=completion,
             text=text,
-            observation=step.observation or None,
+            observation=observation_text(step.observation) or None,
             reward=float(step.reward),
             seconds=time.perf_counter() - start,
         )
         episode.turns.append(turn)
-        ids = completion.token_ids
-        episode.prompt_ids = (*episode.prompt_ids, *ids, *self.chat.continuation(ids, step.observation))
+        if not (step.terminated or step.truncated):
+            episode.conversation.extend(completion.token_ids, step.observation)
 
     def _ending(self, episode: _Episode, max_turns: int) -> Ending | None:
         """How the episode ended, None while it goes on. A finished one is done whatever its length."""
@@ -241,7 +243,7 @@ class Collector:
             return Ending.DONE
         if episode.step.truncated or len(episode.turns) >= max_turns:
             return Ending.TURN_LIMIT
-        return Ending.CONTEXT_LIMIT if len(episode.prompt_ids) >= self.sampling.context_limit else None
+        return Ending.CONTEXT_LIMIT if len(episode.conversation.prompt_ids) >= self.sampling.context_limit else None
 
     def _finish(self, episode: _Episode, ending: Ending, max_turns: int) -> Trajectory:
         info = dict(episode.step.info)
