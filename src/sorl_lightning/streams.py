@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sorl_lightning.functional.weights import each_turn_weights, token_weights, trajectory_weights, turn_weights
+from sorl_lightning.functional.weights import each_turn_weights, reweighted, token_weights, trajectory_weights, turn_weights
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
@@ -72,10 +72,13 @@ class UpdatePlan:
 
     def _weigh(self, update: RolloutBatch) -> RolloutBatch:
         """Weights that sum to 1 over the optimiser batch, all its micro-batches together."""
-        return update.replace(
-            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory),
-            turn_weights=turn_weights(update.turn, update.trajectory),
-        )
+        weights = {
+            "trajectory_weights": AGGREGATIONS[self.aggregation](update.turn, update.trajectory),
+            "turn_weights": turn_weights(update.turn, update.trajectory),
+        }
+        if update.factors is not None:
+            weights = {name: reweighted(values, update.factors) for name, values in weights.items()}
+        return update.replace(**weights)
 
 
 class RolloutStream:

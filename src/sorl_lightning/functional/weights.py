@@ -169,6 +169,26 @@ def blend(
     return (1 - alpha) * trajectory_weights + alpha * turn_weights
 
 
+def reweighted(weights: Float[Tensor, "B T"], factors: Float[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+    """``weights`` times ``factors``, brought back to the sum of ``weights``.
+
+    Where every weighed token has factor 0 the weights are all 0: there is nothing to train on.
+
+    Args:
+        weights: of the whole optimiser batch.
+        factors: 0 or more for each token.
+
+    Raises:
+        ValueError: shapes that differ, or a negative factor.
+    """
+    check_same_shape(weights=weights, factors=factors)
+    if (factors < 0).any():
+        raise ValueError(f"factors must be 0 or more, got {float(factors.min())}")
+    scaled = weights * factors
+    total = scaled.sum()
+    return scaled * (weights.sum() / total) if total > 0 else scaled
+
+
 def _equal(groups: Segments) -> Tensor:
     weights = 1 / (groups.count * groups.sizes).to(torch.get_default_dtype())
     return groups.to_tokens(weights)
