@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import lightning as L
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 from typing_extensions import override
 
-from sorl_lightning.control import Learner, RolloutBudget, owner_of
+from sorl_lightning.control import HasTeacher, Learner, RolloutBudget, TurnAuthor, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import full_weights
 from sorl_lightning.rollout.chat import Chat
-from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
+from sorl_lightning.rollout.collector import Collection, Collector, Guests, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
-from sorl_lightning.rollout.engines import LocalEngine
+from sorl_lightning.rollout.engines import ExpertEngine, LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.packing import pack
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
-from sorl_lightning.types import RolloutBatch, Task
+from sorl_lightning.teachers import FullTeacher
+from sorl_lightning.types import Author, RolloutBatch, Task
 
 Split = Literal["train", "validation", "test"]
 
@@ -105,9 +108,11 @@ class RolloutDataModule(L.LightningDataModule):
         self.validation = validation
         self.seed = seed
         self.rollout_budget = RolloutBudget(ceiling=max_turns, max_turns=max_turns)
+        self.turn_author = TurnAuthor()
         self.collection: Collection | None = None
         self._loop = EventLoopThread()
         self._attached: list[RolloutEngine] = []
+        self._guest_engines: dict[Author, RolloutEngine] = {}
         self._tasks: dict[str, Sequence[Task]] = {}
 
     # Set-up and tear-down
@@ -248,7 +253,7 @@ class RolloutDataModule(L.LightningDataModule):
         index = self._trainer().current_epoch
         tasks = self._own_share(self.tasks_of_collection(index))
         seed = derive_seed(self.seed, "train", index, self._trainer().global_rank)
-        collector = self._collector(self.engine, self.temperature, self.group_size)
+        collector = self._collector(self.engine, self.temperature, self.group_size, self._guests())
         self.collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
         return self.collection
 
@@ -267,11 +272,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _run(self, collector: Collector, tasks: Sequence[Task], max_turns: int, seed: int, index: int) -> Collection:
         learner = self._learner()
-        engine = collector.engine
-        if engine not in self._attached:
-            engine.attach(learner.policy_model, learner.tokenizer)
-            self._attached.append(engine)
-        engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
+        self._prepare(collector.engine, learner.policy_model, full_weights(learner.policy_model))
         return self._loop.run(collector.collect(tasks, max_turns, seed, index, learner.policy_version))
 
     def _context(self) -> int:
@@ -291,7 +292,33 @@ class RolloutDataModule(L.LightningDataModule):
             )
         return limit
 
-    def _collector(self, engine: RolloutEngine, temperature: float, group_size: int) -> Collector:
+    def _guests(self) -> Guests | None:
+        """The expert and the teacher, if they are to play; their turns count as of the policy's version."""
+        engines: dict[Author, RolloutEngine] = {}
+        if self.turn_author.expert_prefix is not None:
+            expert = self._guest_engines.setdefault("expert", ExpertEngine())
+            self._prepare(expert, self._learner().policy_model, ())
+            engines["expert"] = expert
+        if self.turn_author.teacher_probability > 0:
+            teacher = owner_of(HasTeacher, self._trainer().lightning_module).teacher  # type: ignore[type-abstract]
+            if not isinstance(teacher, FullTeacher):
+                raise ConfigurationError(f"only a teacher in this process can play turns, and model.teacher is {teacher}")
+            engine = self._guest_engines.setdefault("teacher", LocalEngine())
+            self._prepare(engine, teacher.model, full_weights(teacher.model))
+            engines["teacher"] = engine
+        return Guests(author=self.turn_author, engines=engines) if engines else None
+
+    def _prepare(self, engine: RolloutEngine, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Attach ``engine`` where it is new, and give it weights."""
+        learner = self._learner()
+        if engine not in self._attached:
+            engine.attach(model, learner.tokenizer)
+            self._attached.append(engine)
+        engine.load_weights(weights, learner.policy_version)
+
+    def _collector(
+        self, engine: RolloutEngine, temperature: float, group_size: int, guests: Guests | None = None
+    ) -> Collector:
         return Collector(
             self.environment,
             engine,
@@ -300,6 +327,7 @@ class RolloutDataModule(L.LightningDataModule):
             group_size,
             self.retries,
             self.reward,
+            guests,
         )
 
     def _own_share(self, tasks: Sequence[Task]) -> Sequence[Task]:

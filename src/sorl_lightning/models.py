@@ -210,20 +210,20 @@ class PolicyNetwork(nn.Module):
         position_ids: Int[Tensor, "B T"],
         generated: Bool[Tensor, "B T"],
         temperature: float = 1.0,
-        compare: Callable[[Readout], Tensor] | None = None,
+        compare: Callable[[Readout, Tensor], Tensor] | None = None,
     ) -> tuple[Float[Tensor, "B T"], ...]:
         """Log-probability and entropy at each generated token, nats, and the N numbers of ``compare``; 0 elsewhere.
 
         The value at token t is that of ``input_ids[:, t]`` given the tokens before it: nothing is shifted for the
-        caller. Rows are padded on the right, so causal attention needs no mask. ``compare`` is called in here, where
-        the output layer of a sharded model is whole.
+        caller. Rows are padded on the right, so causal attention needs no mask. ``compare`` is called with the readout
+        and the N log-probabilities in here, where the output layer of a sharded model is whole.
         """
         states = self._states(input_ids, position_ids)
         generated = predicted(generated)
         readout = self._readout(states, generated)
         values = [*token_logprobs(*readout, input_ids[generated], temperature)]
         if compare is not None:
-            values.append(compare(readout))
+            values.append(compare(readout, values[0]))
         # A row of padding must still reach every parameter, or sharded backward passes wait for ever.
         blank = (states.sum() * 0.0).expand(generated.shape)
         return tuple(blank.to(value.dtype).masked_scatter(generated, value) for value in values)

@@ -13,18 +13,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from sorl_lightning.control import KLSchedule
+from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
 from sorl_lightning.objectives import Objective
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.metrics import constant_groups, trajectory_metrics
-from sorl_lightning.rollout.packing import lengths, select
+from sorl_lightning.student_teacher import check_teacher, forward, parts, recorded, token_signals
 from sorl_lightning.tally import Tally
-from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
-
-ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
+from sorl_lightning.teachers import Teacher
+from sorl_lightning.turn_records import TurnRecords
+from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
 
 
 def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -41,6 +41,7 @@ class AgentModule(L.LightningModule):
         optimizer: called with the parameters; for a small model take a larger learning rate than the default's 1e-6.
         lr_scheduler: called with the optimizer, stepped once an optimiser step; None keeps the rate.
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
+        teacher: whom the student learns from, if the objective is a distillation.
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
     """
 
@@ -51,6 +52,7 @@ class AgentModule(L.LightningModule):
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
         reference: ModelSource | None = None,
+        teacher: Teacher | None = None,
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
@@ -59,12 +61,15 @@ class AgentModule(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.reference_source = reference
+        self.teacher = teacher
         self.temperature = temperature
         self.kl_schedule = KLSchedule()
+        self.turn_weighting = TurnWeighting()
         self.policy_version = 0
         self.policy: PolicyNetwork | None = None
         self.loss_terms: LossTerms | None = None
         self._tally = Tally()
+        self._turns: TurnRecords | None = None
         # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
         self._frozen: dict[str, PolicyNetwork] = {}
 
@@ -77,7 +82,14 @@ class AgentModule(L.LightningModule):
         model, self.tokenizer = self.source.load()
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
+        if self.teacher is not None:
+            self.teacher.attach(str(self.source), self.tokenizer, model.get_output_embeddings().weight.shape[0])
         self.policy = PolicyNetwork(model)
+
+    @override
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            check_teacher(self.objective, self.teacher)
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -113,19 +125,27 @@ class AgentModule(L.LightningModule):
         changes: dict[str, Tensor | None] = {
             "advantages": torch.where(rows.generated, advantages[rows.trajectory], 0.0)
         }
+        if rows.by_teacher is not None:
+            changes["advantages"] = torch.where(rows.by_teacher, 0.0, changes["advantages"])
         if "reference" in self._frozen:
             changes["reference_logprobs"] = self._score(self._frozen["reference"].to(self.device), rows)
-        return rows.replace(**changes)
+        rows = recorded(self.objective, self.teacher, rows.replace(**changes), self.temperature)
+        if self.turn_weighting.factor is not None:
+            signals = token_signals(self._policy(), self.objective, self.teacher, rows, self.temperature)
+            rows = rows.replace(factors=self.turn_weighting.factor(signals))
+        return rows
 
     def _score(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
         """Log-probabilities of the generated tokens, a few rows at a time, on the CPU."""
         scores = torch.zeros(rows.turn.shape)
-        order = torch.argsort(lengths(rows))
-        for index in order.split(ROWS_AT_ONCE):
-            part = select(rows, index).to(self.device)
+        for index, part in parts(rows, self.device):
             logprobs, _ = network(part.input_ids, part.position_ids, part.generated, self.temperature)
             scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
         return scores
+
+    def _policy(self) -> PolicyNetwork:
+        assert self.policy is not None
+        return self.policy
 
     # Training
 
@@ -135,14 +155,14 @@ class AgentModule(L.LightningModule):
 
     @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
-        assert self.policy is not None
         if batch_idx == 0:
             self._training_start, self._trained_tokens = time.perf_counter(), 0
             self._log_collection(self._data().collection)
-        logprobs, entropy = self.policy(batch.input_ids, batch.position_ids, batch.generated, self.temperature)
+        logprobs, entropy, batch = forward(self._policy(), self.objective, self.teacher, batch, self.temperature)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
         self.loss_terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
         self._account(batch, entropy, metrics)
+        self._record_turns(batch, batch_idx, entropy, weights)
         # Lightning divides by the number of micro-batches; the weights have done so already.
         return self.loss_terms.total * self.trainer.accumulate_grad_batches
 
@@ -164,6 +184,23 @@ class AgentModule(L.LightningModule):
         if self.loss_terms.clipped is not None:
             turns, touched = touched_turns(batch, self.loss_terms.clipped)
             self._tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
+
+    def _record_turns(self, batch: RolloutBatch, batch_idx: int, entropy: Tensor, weights: Tensor) -> None:
+        """Add a micro-batch of the collection's first pass to what is known turn by turn."""
+        if batch_idx == 0:
+            self._turns = TurnRecords(self._data().collection.trajectories)
+        if self._turns is not None and batch_idx < self._data().mini_batches * self._data().micro_batches:
+            self._turns.add(batch, entropy, weights)
+
+    @property
+    def turn_statistics(self) -> TurnStatistics | None:
+        """Counts and divergences by turn of the collection in training; complete when its epoch ends."""
+        return None if self._turns is None else self._turns.statistics
+
+    @property
+    def turn_profile(self) -> TurnProfile | None:
+        """Sums by turn for reports, likewise."""
+        return None if self._turns is None else self._turns.profile
 
     @override
     def configure_gradient_clipping(

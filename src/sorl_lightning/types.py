@@ -300,6 +300,27 @@ def sum_padded(left: Tensor, right: Tensor, length: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSignals:
+    """What is known of each generated token when its rows are collected; 0 elsewhere.
+
+    Attributes:
+        turn: turn that generated it, -1 for context and padding.
+        trajectory: its trajectory.
+        divergence: of student and teacher, nats.
+        student_entropy: of the student, nats.
+        teacher_confidence: probability of the teacher's most likely token.
+        overlap: share of the student's 16 most likely tokens that are among the teacher's 16.
+    """
+
+    turn: Int[Tensor, "B T"]
+    trajectory: Int[Tensor, "B T"]
+    divergence: Float[Tensor, "B T"]
+    student_entropy: Float[Tensor, "B T"]
+    teacher_confidence: Float[Tensor, "B T"]
+    overlap: Float[Tensor, "B T"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
     """The parts of one micro-batch's loss, each a scalar already summed under the batch's weights.
 
