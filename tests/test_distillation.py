@@ -49,7 +49,7 @@ def test_the_gradient_is_the_divergences_own(fit, name) -> None:
 
     watch = watched(fit, student(name), rollouts(engine=LocalEngine(dtype=None)))
     expected = by_hand(watch.batches[0], name)
-    assert expected.abs().max() > 1e-3
+    assert expected.abs().max() > 1e-4
     torch.testing.assert_close(watch.gradients[0], expected, rtol=2e-4, atol=2e-6)
 
 
@@ -120,9 +120,9 @@ def test_off_policy_losses_are_corrected_within_bounds(fit) -> None:
         logprobs, _ = module.policy.double()(batch.input_ids, batch.position_ids, batch.generated)
     ratios = (logprobs - batch.behaviour_logprobs)[batch.generated].exp()
     assert ratios.max() > 10 or ratios.min() < 0.1 or (ratios - 1).abs().max() > 0.1
-    batch = batch.replace(trajectory_weights=batch.trajectory_weights.masked_scatter(
-        batch.generated, batch.trajectory_weights[batch.generated] * ratios.clamp(0.1, 10)
-    ))  # fmt: skip
+    weights = batch.trajectory_weights.double()
+    weights[batch.generated] *= ratios.clamp(0.1, 10)
+    batch = batch.replace(trajectory_weights=weights)
     torch.testing.assert_close(clipped.gradients[0], by_hand(batch, "reverse_kl"), rtol=2e-4, atol=2e-6)
 
 
@@ -130,7 +130,7 @@ def test_a_reward_adds_its_own_policy_gradient(fit) -> None:
     both = watched(fit, rewarded(), rollouts())
     alone = watched(fit, student(), rollouts())
     reward = watched(fit, agent(objective=PolicyGradient()), rollouts())
-    torch.testing.assert_close(both.gradients[0], alone.gradients[0] + reward.gradients[0], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(both.gradients[0], alone.gradients[0] + reward.gradients[0], rtol=1e-5, atol=1e-8)
 
 
 def test_temperature_is_that_of_both_distributions(fit) -> None:

@@ -9,6 +9,7 @@ from sorl_lightning.callbacks.kl_schedule_transition import KLScheduleTransition
 from sorl_lightning.callbacks.rollout_depth_controller import RolloutDepthController
 from sorl_lightning.callbacks.trajectory_log import TrajectoryLog
 from sorl_lightning.callbacks.turn_authors import TCODB2F, GuidedOPD
+from sorl_lightning.callbacks.turn_diagnosis import TurnDiagnosis
 from sorl_lightning.callbacks.turn_weightings import SAGEOPD, ATODTurnWeights, PruneOPD, TurnDecay
 
 __all__ = [
@@ -29,4 +30,5 @@ __all__ = [
     "TOPD",
     "TrajectoryLog",
     "TurnDecay",
+    "TurnDiagnosis",
 ]
