@@ -7,7 +7,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from conftest import TINY, agent
+from conftest import agent
 from doubles import Countdown, ScriptedEngine
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import SmallLlama
@@ -71,6 +71,3 @@ def watched(fit: Any, module: AgentModule, data: RolloutDataModule, *callbacks: 
     watch = Watch()
     fit(module, data, precision="64-true", callbacks=[*callbacks, watch], **settings)
     return watch
-
-
-__all__ = ["FULL", "RECORDED", "TEACHER", "TINY", "Knowing", "Watch", "flat", "rewarded", "rollouts", "student", "watched"]

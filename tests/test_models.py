@@ -24,9 +24,9 @@ from sorl_lightning.models import (
     SmallLlama,
     check_head,
     frozen,
-    full_weights,
     load_tokenizer,
 )
+from sorl_lightning.sharding import full_weights
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -179,3 +179,13 @@ def test_a_frozen_copy_stays_what_it_was() -> None:
 def test_what_is_not_there(call, message) -> None:
     with pytest.raises(ConfigurationError, match=message):
         call()
+
+
+def test_dropout_is_off_in_training() -> None:
+    network = PolicyNetwork(build(LlamaConfig, attention_dropout=0.5))
+    assert network.training
+    ids = torch.arange(6)[None]
+    mask = torch.ones(1, 6, dtype=torch.bool)
+    first, second = (network(ids, ids, mask)[0] for _ in range(2))
+    assert torch.equal(first, second)
+    torch.testing.assert_close(first[:, 1:].double(), plain(network.model.eval(), ids, 1.0)[0], rtol=0, atol=2e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -201,7 +201,7 @@ class PolicyNetwork(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.model = model
+        self.model = without_dropout(model)
         self.logit_scale = logit_scale(model)
 
     def forward(
@@ -245,14 +245,17 @@ class PolicyNetwork(nn.Module):
         return Readout(hidden, self.model.get_output_embeddings().weight)
 
 
+def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
+    """The model in training mode with every dropout at 0: a policy must give the probabilities it was sampled with."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0  # type: ignore[assignment]
+    return model.train()
+
+
 def frozen(model: PreTrainedModel) -> PolicyNetwork:
     """An evaluation copy that never trains: the reference, or a teacher."""
     network = PolicyNetwork(copy.deepcopy(model)).eval()
     return network.requires_grad_(False)
-
-
-def full_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name, each gathered from its shards only when its turn comes; tied ones once."""
-    for name, parameter in model.named_parameters():
-        tensor = parameter.detach()
-        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

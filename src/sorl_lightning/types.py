@@ -221,7 +221,7 @@ class RolloutBatch:
     def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         """A copy with ``function`` applied to every tensor that is there."""
         held = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        changes = {
+        changes: dict[str, Any] = {
             name: function(value) if isinstance(value, Tensor) else value.map(function)
             for name, value in held.items()
             if value is not None

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from typing_extensions import override
 
+from sorl_lightning import ranks
 from sorl_lightning.callbacks.knob_setter import KnobSetter
 from sorl_lightning.control import HasRolloutBudget, HasTurnStatistics, RolloutBudget, owner_of
 from sorl_lightning.errors import ConfigurationError
@@ -101,12 +102,12 @@ class RolloutDepthController(KnobSetter):
             trajectory.turn_limit >= maximum for trajectory in collection.trajectories
         )
         if whole:
-            statistics = over_ranks(statistics, maximum, trainer)
+            statistics = over_ranks(statistics, maximum)
             self.state = self._observed(self._state(trainer), statistics)
             self.probe_seconds = collection.seconds
         else:
             self.seconds_saved += self.probe_seconds - collection.seconds
-        self.history.append(collection.trajectories[0].turn_limit)
+        self.history.append(self._budget(trainer).max_turns)
         self._budget(trainer).limit(self._allowed(self.iteration + 1, trainer))
         self._log(trainer, pl_module, statistics, whole)
 
@@ -165,14 +166,11 @@ class RolloutDepthController(KnobSetter):
         self.seconds_saved = state_dict["seconds_saved"]
 
 
-def over_ranks(statistics: TurnStatistics, depth: int, trainer: L.Trainer) -> TurnStatistics:
+def over_ranks(statistics: TurnStatistics, depth: int) -> TurnStatistics:
     """The sum over all ranks, each padded to ``depth`` turns."""
     fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(statistics)}
 
     def total(values: torch.Tensor) -> torch.Tensor:
-        padded = torch.nn.functional.pad(values, (0, depth - len(values))).to(trainer.strategy.root_device)
-        reduced = trainer.strategy.reduce(padded, reduce_op="sum")
-        assert isinstance(reduced, torch.Tensor)
-        return reduced.cpu()
+        return ranks.total(torch.nn.functional.pad(values, (0, depth - len(values))))
 
     return TurnStatistics(**{name: total(values) for name, values in fields.items()})

@@ -31,7 +31,9 @@ class Row:
     episodes: int
 
 
-def demo(seed: int = 0, folder: str = "runs/demo", learning_rate: float | None = None) -> None:
+def demo(
+    seed: int = 0, folder: str = "runs/demo", learning_rate: float | None = None, collections: int | None = None
+) -> None:
     """Train the quickstart with clipping-triggered normalization, and compare it on held-out tasks.
 
     Writes ``demo.json`` with every figure of the table.
@@ -40,13 +42,15 @@ def demo(seed: int = 0, folder: str = "runs/demo", learning_rate: float | None =
         seed: of task order, sampling and mini-batches.
         folder: where runs and figures go.
         learning_rate: instead of the config's; 0 is the control that must not learn.
+        collections: instead of the config's.
     """
     place = Path(folder)
     rows = [
         measure("random admissible actions", ["--data.validation.engine", f"{ENGINES}.RandomEngine"]),
         measure("warm start (imitation)", []),
     ]
-    extra = [] if learning_rate is None else ["--model.optimizer.lr", str(learning_rate)]
+    changes = {"--model.optimizer.lr": learning_rate, "--trainer.max_epochs": collections}
+    extra = [f"{option}={value}" for option, value in changes.items() if value is not None]
     start = time.perf_counter()
     root = str(place / "so_grpo")
     trained = run([
