@@ -312,7 +312,9 @@ class RolloutDataModule(L.LightningDataModule):
         if self.turn_author.teacher_probability > 0:
             teacher = owner_of(HasTeacher, self._trainer().lightning_module).teacher  # type: ignore[type-abstract]
             if not isinstance(teacher, FullTeacher):
-                raise ConfigurationError(f"only a teacher in this process can play turns, and model.teacher is {teacher}")
+                raise ConfigurationError(
+                    f"only a teacher in this process can play turns, and model.teacher is {teacher}"
+                )
             engine = self._guest_engines.setdefault("teacher", LocalEngine())
             self._prepare(engine, teacher.model, full_weights(teacher.model))
             engines["teacher"] = engine

@@ -139,7 +139,9 @@ class AgentModule(L.LightningModule):
         rows = recorded(self.objective, self.teacher, rows.replace(**changes), self.temperature)
         if self.turn_weighting.factor is not None:
             if is_sharded(self._policy()):
-                raise ConfigurationError("a weighting of turns reads the policy's output layer, which must not be sharded")
+                raise ConfigurationError(
+                    "a weighting of turns reads the policy's output layer, which must not be sharded"
+                )
             signals = token_signals(self._policy(), self.objective, self.teacher, rows, self.temperature)
             rows = rows.replace(factors=self.turn_weighting.factor(signals))
         return rows

@@ -29,7 +29,9 @@ class KnobSetter(Callback):
         name = type(self).__name__
         for other in trainer.callbacks:  # type: ignore[attr-defined]
             if other is not self and isinstance(other, KnobSetter) and other.knob == self.knob:
-                raise ConfigurationError(f"{name} and {type(other).__name__} both set {self.knob}: leave one of them out")
+                raise ConfigurationError(
+                    f"{name} and {type(other).__name__} both set {self.knob}: leave one of them out"
+                )
         if self.needs_end and trainer.max_epochs == -1 and trainer.max_steps == -1:
             raise ConfigurationError(
                 f"{name} is a schedule over the whole run, which has no planned end: set trainer.max_epochs or "

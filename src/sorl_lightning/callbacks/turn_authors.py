@@ -63,7 +63,9 @@ class GuidedOPD(KnobSetter):
         super().setup(trainer, pl_module, stage)
         teacher = owner_of(HasTeacher, pl_module).teacher  # type: ignore[type-abstract]
         if stage == "fit" and not isinstance(teacher, FullTeacher):
-            raise ConfigurationError(f"GuidedOPD lets model.teacher play, which must be one in this process, got {teacher}")
+            raise ConfigurationError(
+                f"GuidedOPD lets model.teacher play, which must be one in this process, got {teacher}"
+            )
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

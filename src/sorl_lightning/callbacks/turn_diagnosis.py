@@ -74,7 +74,9 @@ def by_turn(statistics: TurnStatistics, profile: TurnProfile) -> Figures:
     """
     tokens = profile.tokens.clamp(min=1)
     failed, won = profile.failed_tokens, profile.tokens - profile.failed_tokens
-    gap = profile.failed_divergence / failed.clamp(min=1) - (profile.divergence - profile.failed_divergence) / won.clamp(min=1)
+    gap = profile.failed_divergence / failed.clamp(min=1) - (
+        profile.divergence - profile.failed_divergence
+    ) / won.clamp(min=1)
     total = profile.loss.sum()
     figures = {
         "divergence": profile.divergence / tokens,

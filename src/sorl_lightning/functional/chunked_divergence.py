@@ -56,7 +56,9 @@ def chunked_divergence(
         kind = "reverse_kl" if beta == 1 else "forward_kl"
     dtype = logit_dtype(hidden, head_weight)
     dtype = torch.promote_types(dtype, logit_dtype(teacher_hidden, teacher_head_weight))
-    models = [tensor.to(dtype) for tensor in (hidden, head_weight, teacher_hidden.detach(), teacher_head_weight.detach())]
+    models = [
+        tensor.to(dtype) for tensor in (hidden, head_weight, teacher_hidden.detach(), teacher_head_weight.detach())
+    ]
     return _Divergence.apply(*models, kind, float(beta), temperature, chunk_size)
 
 

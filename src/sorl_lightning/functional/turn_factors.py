@@ -85,7 +85,9 @@ def drift_factors(signals: TokenSignals, threshold: Number = 0.7, rate: Number =
     drifted = (signals.overlap[groups.generated] < threshold).double()
     order = groups.index.argsort(stable=True)  # each trajectory's tokens together, in the order of rows and positions
     running = drifted[order].cumsum(0)
-    before = torch.cat([running.new_zeros(1), running])[groups.sizes.cumsum(0) - groups.sizes] if len(order) else running
+    before = (
+        torch.cat([running.new_zeros(1), running])[groups.sizes.cumsum(0) - groups.sizes] if len(order) else running
+    )
     count = torch.empty_like(running)
     count[order] = running - before[groups.index[order]]
     return fill(groups.generated, ((1 - rate * count).clamp(0, 1) + 0.5).float())

@@ -168,7 +168,9 @@ class Distillation(TeacherObjective):
             kind, tail = ("forward_kl", True) if forward else TOP_K[self.divergence]
             return chunked_topk_divergence(*student, ids, scores, kind, tail, temperature=tokens.temperature)
         sampled = sampled.to(logprobs.dtype)
-        return sampled - logprobs if forward else sampled_divergence(logprobs, sampled, cast(Estimator, self.divergence))
+        return (
+            sampled - logprobs if forward else sampled_divergence(logprobs, sampled, cast(Estimator, self.divergence))
+        )
 
     def terms(
         self, batch: RolloutBatch, logprobs: Tensor, entropy: Tensor, weights: Tensor
