@@ -67,7 +67,7 @@ def check_shapes(hidden: Tensor, head_weight: Tensor, teacher_hidden: Tensor, te
     fits = hidden.shape[1:] == head_weight.shape[1:] and teacher_hidden.shape[1:] == teacher_head_weight.shape[1:]
     if not fits or len(hidden) != len(teacher_hidden) or len(head_weight) != len(teacher_head_weight):
         raise ValueError(
-            "shapes must be hidden [N, D], head_weight [V, D], teacher_hidden [N, E] and teacher_head_weight [V, E], got "
+            "shapes must be hidden [N, D], head_weight [V, D], teacher_hidden [N, E], teacher_head_weight [V, E], got "
             f"{tuple(hidden.shape)}, {tuple(head_weight.shape)}, {tuple(teacher_hidden.shape)} and "
             f"{tuple(teacher_head_weight.shape)}; cut both heads to the common vocabulary before"
         )

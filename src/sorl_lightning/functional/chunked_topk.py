@@ -42,7 +42,7 @@ def chunked_topk_divergence(
         chunk_size: tokens whose logits exist together.
 
     Raises:
-        ValueError: what ``topk_divergence`` refuses, a ``temperature`` that is not positive or a ``chunk_size`` below 1.
+        ValueError: what ``topk_divergence`` refuses, a ``temperature`` not above 0 or a ``chunk_size`` below 1.
     """
 
     def compare(logits: Tensor, part: slice) -> Tensor:

@@ -91,7 +91,7 @@ class Distillation(TeacherObjective):
 
     def __post_init__(self) -> None:
         if self.divergence not in get_args(Divergence):
-            raise ConfigurationError(f"objective.divergence must be one of {get_args(Divergence)}: {self.divergence!r}")
+            raise ConfigurationError(f"objective.divergence must be in {get_args(Divergence)}: {self.divergence!r}")
         if not 0 <= self.beta <= 1:
             raise ConfigurationError(f"objective.beta must be in [0, 1], got {self.beta}")
         if self.top_k < 1:
@@ -206,7 +206,7 @@ class Distillation(TeacherObjective):
         return LossTerms(policy=weighted_sum(loss, weights), clip_bias=bias, clipped=clipped)
 
     def _mixed(self, distilled: LossTerms, rewarded: LossTerms) -> LossTerms:
-        """Both losses. The divergence counts as a regularizer, whose size no normalization of the policy gradient touches."""
+        """Both losses. The divergence is a regularizer, whose size no normalization of the policy gradient touches."""
         parts = [self.mix.distillation * distilled.policy]
         if rewarded.regularizer is not None:
             parts.append(self.mix.reward * rewarded.regularizer)

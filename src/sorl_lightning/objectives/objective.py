@@ -47,7 +47,7 @@ class TeacherObjective(Objective):
     @property
     @abstractmethod
     def recorded_top_k(self) -> int | None:
-        """K of the teacher's scores that are taken when rows are collected; None: the whole distribution, in training."""
+        """K of the teacher's scores, taken when rows are collected; None: the whole distribution, in training."""
         ...
 
     @abstractmethod
