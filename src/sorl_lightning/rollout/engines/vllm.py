@@ -177,7 +177,8 @@ class VLLMEngine(RolloutEngine):
     def _probe(self, name: str) -> None:
         """Compare with every server, and stop the run where it computes something else."""
         fleet = self._fleet
-        assert self._policy is not None and fleet is not None
+        assert self._policy is not None
+        assert fleet is not None
         vocabulary = self._policy.config.get_text_config().vocab_size
         for server in fleet.servers:
             request = probe_request(vocabulary, server.context_limit)
