@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.interfaces import Interface
 from sorl_lightning.types import Message, Task
 
@@ -89,6 +90,18 @@ class HasClose(Protocol):
     def close(self) -> Awaitable[None] | None:
         """Release it. Called on the prototype once, at the end of the run or on an exception."""
         ...
+
+
+def expert_of(environment: Environment) -> HasExpert:
+    """``environment`` as one that knows a good action.
+
+    Raises:
+        ConfigurationError: it knows none.
+    """
+    if not isinstance(environment, HasExpert):
+        name = type(environment).__name__
+        raise ConfigurationError(f"an expert needs an environment with expert_action, and {name} has none")
+    return environment
 
 
 def open_episode(environment: Environment) -> Environment:
