@@ -98,14 +98,14 @@ class Distillation(TeacherObjective):
             raise ConfigurationError(f"objective.top_k must be at least 1, got {self.top_k}")
         if self.temperature is not None and (not self.temperature > 0 or self.divergence in SAMPLED):
             raise ConfigurationError(
-                f"objective.temperature must be above 0, and unset with {', '.join(SAMPLED)}, whose tokens were sampled "
+                f"objective.temperature must be above 0, and unset with {', '.join(SAMPLED)}, whose tokens are sampled "
                 f"at data.temperature; got {self.temperature} with {self.divergence!r}"
             )
         if self.ratio_clip is not None and not 0 <= self.ratio_clip[0] <= 1 <= self.ratio_clip[1]:
             raise ConfigurationError(f"objective.ratio_clip must be [low <= 1, high >= 1], got {self.ratio_clip}")
         if not (self.epsilon_low > 0 and self.epsilon_high > 0):
             raise ConfigurationError(
-                f"objective.epsilon_low and epsilon_high must be above 0, got {self.epsilon_low}, {self.epsilon_high}"
+                f"objective.epsilon_low and epsilon_high must be above 0: {self.epsilon_low}, {self.epsilon_high}"
             )
 
     @property
