@@ -129,8 +129,8 @@ def write(results: Path, page: Path) -> None:
     reading = results / "reading.md"
     world = (
         f"World: `coin` of TextWorldExpress, four rooms, at most 16 turns; {some['collections']} collections of 32 "
-        f"trajectories, one update each, AdamW at 1e-3, reverse KL over the full vocabulary; accuracy is sampled success "
-        f"at temperature .85 on {some['evaluation_tasks']} held-out tasks, mean of the last four evaluations; time is "
+        f"trajectories, one update each, AdamW at 1e-3, reverse KL over the full vocabulary; accuracy is success "
+        f"sampled at temperature .85 on {some['evaluation_tasks']} held-out tasks, mean of the last four evaluations; time is "
         "processor time of the training process (the game's JVM not counted), without validation. Spreads are standard "
         "deviations over seeds.\n"
     )
