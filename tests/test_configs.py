@@ -12,6 +12,7 @@ from sorl_lightning import cli
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+ENGINES = sorted((ROOT / "configs/engine").glob("*.yaml"))
 SWITCHES = sorted((ROOT / "callbacks").glob("*.yaml"))
 
 
@@ -31,6 +32,14 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_every_config_instantiates(parse, path: Path) -> None:
     assert parse(path).datamodule.environment.tasks is not None
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=name)
+def test_every_engine_composes_with_the_quickstart(parse, path: Path) -> None:
+    command = parse(ROOT / "configs/quickstart.yaml", path)
+    assert command.datamodule.engine is not None
+    assert command.datamodule.tasks_per_collection == 16
+    assert "callbacks" not in yaml.safe_load(path.read_text())["trainer"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)

@@ -36,8 +36,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
 ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "models", "module",
-         "objectives", "streams", "teachers",
-         "student_teacher", "turn_records", "tally", "types", "errors", "cli", "commands")  # fmt: skip
+         "objectives", "lora", "packaged", "adapters", "cache", "streams", "teachers", "student_teacher",
+         "turn_records", "tally", "types", "errors", "cli", "commands")  # fmt: skip
 
 
 def label(page: Path) -> str:
@@ -149,7 +149,8 @@ def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> 
     written |= {tag.removesuffix("/text_summary") for tag in events.Tags()["tensors"]}
     written |= {re.sub(r"diagnosis/\w+", "diagnosis/NAME", tag) for tag in events.Tags()["images"]}
     assert written <= documented
-    assert documented - written == {"train/nll"}  # of Imitation
+    # Of Imitation, and of VLLMEngine, whose tests look for them.
+    assert documented - written == {"train/nll", "engine/push_seconds", "engine/probe_difference"}
 
 
 def test_every_room_is_on_the_floor_plan() -> None:

@@ -6,6 +6,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -53,6 +54,11 @@ class Pretrained(ModelSource):
             ConfigurationError: there is no such model, or its log-probabilities cannot be computed in chunks.
         """
         tokenizer = load_tokenizer(self.path)
+        if (Path(self.path) / "adapter_config.json").exists():
+            raise ConfigurationError(
+                f"policy path {self.path!r} holds adapters alone: take the source sorl_lightning.lora.LoRA, with "
+                "adapters set to this folder and base to the model that they were trained on"
+            )
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=getattr(torch, self.dtype), attn_implementation=self.attn_implementation
@@ -77,6 +83,9 @@ class SmallLlama(ModelSource):
         head_dim: width of an attention head; 32 or 64, so that vLLM can serve the model.
         context_length: most positions, tokens.
         seed: seed of the initial weights; the global generator is left alone.
+
+    Raises:
+        ConfigurationError: a size below 1, or a ``hidden_size`` that is not a multiple of ``head_dim``.
     """
 
     tokenizer: str
@@ -86,14 +95,17 @@ class SmallLlama(ModelSource):
     context_length: int = 1024
     seed: int = 0
 
-    def load(self) -> Loaded:
-        """Build the model.
-
-        Raises:
-            ConfigurationError: ``hidden_size`` is not a multiple of ``head_dim``.
-        """
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_hidden_layers", "context_length"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"policy.{name} must be at least 1, got {getattr(self, name)}")
         if self.hidden_size % self.head_dim:
-            raise ConfigurationError(f"hidden_size must be a multiple of head_dim={self.head_dim}: {self.hidden_size}")
+            raise ConfigurationError(
+                f"policy.hidden_size must be a multiple of head_dim={self.head_dim}, got {self.hidden_size}"
+            )
+
+    def load(self) -> Loaded:
+        """Build the model."""
         tokenizer = load_tokenizer(self.tokenizer)
         heads = self.hidden_size // self.head_dim
         config = LlamaConfig(

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from sorl_lightning import ranks
+from sorl_lightning.adapters import has_adapters
 from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
@@ -26,6 +27,7 @@ from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.metrics import constant_groups, summarize
 from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.sharding import ShardingPlan, gradient_norm, is_sharded
+from sorl_lightning.step_guard import StepGuard
 from sorl_lightning.student_teacher import ROWS_AT_ONCE, check_teacher, forward, recorded, token_signals
 from sorl_lightning.tally import Tally
 from sorl_lightning.teachers import Teacher
@@ -49,6 +51,8 @@ class AgentModule(L.LightningModule):
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
         teacher: whom the student learns from, if the objective is a distillation.
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
+        max_skipped_steps: most optimiser steps in a row that may be skipped, for a loss or gradient that is not finite
+            or for want of a token to train, before the run stops.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class AgentModule(L.LightningModule):
         reference: ModelSource | None = None,
         teacher: Teacher | None = None,
         temperature: float = 1.0,
+        max_skipped_steps: int = 10,
     ) -> None:
         super().__init__()
         self.source: ModelSource = Pretrained(path=policy) if isinstance(policy, str) else policy
@@ -69,6 +74,8 @@ class AgentModule(L.LightningModule):
         self.reference_source = reference
         self.teacher = teacher
         self.temperature = temperature
+        self.max_skipped_steps = max_skipped_steps
+        self.steps = StepGuard()
         self.kl_schedule = KLSchedule()
         self.turn_weighting = TurnWeighting()
         self.policy_version = 0
@@ -91,6 +98,8 @@ class AgentModule(L.LightningModule):
         if self.teacher is not None:
             self.teacher.attach(str(self.source), self.tokenizer, model.get_output_embeddings().weight.shape[0])
         self.policy = PolicyNetwork(model)
+        # Weights beside adapters never change, and are not in checkpoints.
+        self.strict_loading = not has_adapters(model)
         if self.device_mesh is not None:
             plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
             for network in (self.policy, *self._frozen.values()):
@@ -120,7 +129,10 @@ class AgentModule(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
-        optimizer = self.optimizer(self.policy.parameters())
+        try:
+            optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"model.optimizer: {error}") from error
         if self.lr_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}
@@ -169,6 +181,8 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_fit_start(self) -> None:
+        if self.max_skipped_steps < 0:
+            raise ConfigurationError(f"model.max_skipped_steps must be 0 or more, got {self.max_skipped_steps}")
         self.objective.check(self._data().group_size)
 
     @override
@@ -187,6 +201,7 @@ class AgentModule(L.LightningModule):
     def _account(self, batch: RolloutBatch, entropy: Tensor, metrics: Any) -> None:
         assert self.loss_terms is not None
         mask = batch.generated
+        self.steps.add(self.loss_terms.total, mask)
         self._tally.add("tokens", mask.sum())
         self._tally.add("train/loss", self.loss_terms.total)
         self._tally.add("train/policy_loss", self.loss_terms.policy)
@@ -227,7 +242,10 @@ class AgentModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self._tally.add_mean("train/grad_norm", self._gradient_norm())
+        norm = self._gradient_norm()
+        self._tally.add_mean("train/grad_norm", norm)
+        if not self.steps.sound(norm):
+            optimizer.zero_grad(set_to_none=True)  # without gradients an optimiser changes nothing, by decay either
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self._tally.add_mean("train/grad_norm_clipped", self._gradient_norm())
 
@@ -237,7 +255,8 @@ class AgentModule(L.LightningModule):
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self.policy_version += 1
+        if self.steps.close(self.max_skipped_steps):
+            self.policy_version += 1
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: RolloutBatch, batch_idx: int) -> None:
@@ -247,6 +266,7 @@ class AgentModule(L.LightningModule):
         figures = self._tally.flush()
         self._trained_tokens += float(figures.pop("tokens"))
         figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
+        figures["train/skipped_steps"] = torch.tensor(float(self.steps.skipped))
         figures["kl_schedule/turn_blend"] = torch.tensor(self.kl_schedule.turn_blend)
         shown = "train/clip_fraction"
         self.log_dict({name: value for name, value in figures.items() if name != shown})
@@ -267,6 +287,7 @@ class AgentModule(L.LightningModule):
         metrics |= {
             "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
             "rollout/failed_groups": float(summary.failures),
+            "rollout/dropped_trajectories": float(summary.dropped),
             "rollout/seconds": summary.seconds,
             "rollout/turn_limit": float(summary.turn_limit),
             "throughput/generated_tokens_per_second": summary.tokens / summary.seconds,
@@ -307,6 +328,12 @@ class AgentModule(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_version"] = self.policy_version
+        checkpoint["steps"] = self.steps.state_dict()
+        if not self.strict_loading:
+            everything = self.named_parameters(remove_duplicate=False)  # tied ones have several names
+            unchanging = {name for name, parameter in everything if not parameter.requires_grad}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: weights[name] for name in weights if name not in unchanging}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -317,6 +344,7 @@ class AgentModule(L.LightningModule):
                 "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"
             )
         self.policy_version = checkpoint["policy_version"]
+        self.steps.load_state_dict(checkpoint["steps"])
 
     def _data(self) -> Any:
         return self.trainer.datamodule  # type: ignore[attr-defined]

@@ -98,8 +98,8 @@ class Distillation(TeacherObjective):
             raise ConfigurationError(f"objective.top_k must be at least 1, got {self.top_k}")
         if self.temperature is not None and (not self.temperature > 0 or self.divergence in SAMPLED):
             raise ConfigurationError(
-                f"objective.temperature must be above 0, and unset with {', '.join(SAMPLED)}, whose tokens are sampled "
-                f"at data.temperature; got {self.temperature} with {self.divergence!r}"
+                f"objective.temperature must be above 0, and unset with {', '.join(SAMPLED)}, whose tokens were "
+                f"sampled at data.temperature; got {self.temperature} with {self.divergence!r}"
             )
         if self.ratio_clip is not None and not 0 <= self.ratio_clip[0] <= 1 <= self.ratio_clip[1]:
             raise ConfigurationError(f"objective.ratio_clip must be [low <= 1, high >= 1], got {self.ratio_clip}")

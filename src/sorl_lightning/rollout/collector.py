@@ -14,9 +14,9 @@ from typing import TypeVar
 
 from sorl_lightning.control import TurnAuthor
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.chat import Chat
+from sorl_lightning.rollout.chat import Chat, Conversation
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
-from sorl_lightning.rollout.environment import Environment, Step, expert_of, open_episode
+from sorl_lightning.rollout.environment import Environment, Step, expert_of, observation_text, open_episode
 from sorl_lightning.types import Author, Completion, Ending, Task, Trajectory, Turn
 
 T = TypeVar("T")
@@ -47,6 +47,7 @@ class Collection:
         index: 0-based number of the collection.
         trajectories: of whole groups only, ordered by group and sibling.
         failures: a sentence for each group that was dropped because its environment kept failing.
+        dropped: trajectories dropped because a reward, log-probability or advantage was not finite.
         policy_version: version of the weights at its start.
         seconds: wall-clock time.
     """
@@ -54,6 +55,7 @@ class Collection:
     index: int
     trajectories: tuple[Trajectory, ...]
     failures: tuple[str, ...] = ()
+    dropped: int = 0
     policy_version: int = 0
     seconds: float = 0.0
 
@@ -82,7 +84,7 @@ class _Episode:
     task: Task
     seed: int
     environment: Environment
-    prompt_ids: tuple[int, ...]
+    conversation: Conversation
     expert_turns: int = 0
     turns: list[Turn] = field(default_factory=list)
     step: Step = field(default_factory=lambda: Step("", 0.0, False))
@@ -203,7 +205,8 @@ class Collector:
             opening = await self._ask(task, environment.reset, task)
         except EnvironmentFailure as error:
             return error
-        prompt_ids = self.chat.opening([*task.prompt, *opening])
+        conversation = self.chat.open([*task.prompt, *opening])
+        prompt_ids = conversation.prompt_ids
         if len(prompt_ids) >= self.sampling.context_limit:
             raise ConfigurationError(
                 f"the first prompt of task {task.id!r} has {len(prompt_ids)} tokens, which leaves no room in "
@@ -214,7 +217,7 @@ class Collector:
             task=task,
             seed=derive_seed(seed, key.task, key.sibling, attempt),
             environment=environment,
-            prompt_ids=prompt_ids,
+            conversation=conversation,
         )
         if self.guests is not None and self.guests.author.expert_prefix is not None:
             try:
@@ -243,13 +246,14 @@ class Collector:
 
     async def _turn(self, episode: _Episode) -> None:
         start = time.perf_counter()
+        prompt_ids = episode.conversation.prompt_ids
         author = self._author(episode)
         completion = await self._generate(
             author,
             GenerationRequest(
                 trajectory=episode.key,
-                prompt_ids=episode.prompt_ids,
-                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(episode.prompt_ids)),
+                prompt_ids=prompt_ids,
+                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(prompt_ids)),
                 stop_token_ids=self.chat.stop_token_ids,
                 temperature=self.sampling.temperature,
                 seed=derive_seed(episode.seed, len(episode.turns)),
@@ -260,17 +264,17 @@ class Collector:
         episode.step = step = Step(*await self._ask(episode.task, episode.environment.step, text))
         turn = Turn(
             index=len(episode.turns),
-            prompt_ids=episode.prompt_ids,
+            prompt_ids=prompt_ids,
             completion=completion,
             text=text,
-            observation=step.observation or None,
+            observation=observation_text(step.observation) or None,
             reward=float(step.reward),
             seconds=time.perf_counter() - start,
             author=author,
         )
         episode.turns.append(turn)
-        ids = completion.token_ids
-        episode.prompt_ids = (*episode.prompt_ids, *ids, *self.chat.continuation(ids, step.observation))
+        if not (step.terminated or step.truncated):
+            episode.conversation.extend(completion.token_ids, step.observation)
 
     def _author(self, episode: _Episode) -> Author:
         if self.guests is None:
@@ -299,7 +303,7 @@ class Collector:
             return Ending.DONE
         if episode.step.truncated or len(episode.turns) >= max_turns:
             return Ending.TURN_LIMIT
-        return Ending.CONTEXT_LIMIT if len(episode.prompt_ids) >= self.sampling.context_limit else None
+        return Ending.CONTEXT_LIMIT if len(episode.conversation.prompt_ids) >= self.sampling.context_limit else None
 
     def _finish(self, episode: _Episode, ending: Ending, max_turns: int) -> Trajectory:
         info = dict(episode.step.info)

@@ -16,7 +16,8 @@ class Step(NamedTuple):
     """What an environment answers to one action; a plain tuple of the same five is as good.
 
     Attributes:
-        observation: what the policy reads next; "" once the episode is over.
+        observation: what the policy reads next, as text or, where a turn is answered by several messages (one for each
+            tool that it called), as messages; "" once the episode is over.
         reward: reward of this action.
         terminated: the task is over: solved or lost.
         truncated: the environment's own limit cut the episode short.
@@ -24,11 +25,16 @@ class Step(NamedTuple):
             over trajectories and logged, as it stood at the last step.
     """
 
-    observation: str
+    observation: str | Sequence[Message]
     reward: float
     terminated: bool
     truncated: bool = False
     info: Mapping[str, Any] = {}
+
+
+def observation_text(observation: str | Sequence[Message]) -> str:
+    """What an observation says, its messages a line each."""
+    return observation if isinstance(observation, str) else "\n".join(message["content"] for message in observation)
 
 
 class Environment(Interface):
