@@ -115,7 +115,9 @@ def fit(folder: Path, seed: int) -> None:
         SmallLlama(tokenizer="sorl:textworld", hidden_size=32, num_hidden_layers=1), PolicyGradient(),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
     )  # fmt: skip
-    saver = ModelCheckpoint(folder, "{epoch}", save_last=True, save_on_train_epoch_end=True, enable_version_counter=False)
+    saver = ModelCheckpoint(
+        folder, "{epoch}", save_last=True, save_on_train_epoch_end=True, enable_version_counter=False
+    )
     trainer = L.Trainer(
         accelerator="cpu", devices=1, max_epochs=100_000, logger=False, num_sanity_val_steps=0, limit_val_batches=0,
         enable_progress_bar=False, enable_model_summary=False, accumulate_grad_batches=2, gradient_clip_val=1.0,

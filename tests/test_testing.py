@@ -33,7 +33,9 @@ def test_each_generated_token_is_trained_once(collection) -> None:
 
 
 @quick
-@given(batches(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["trajectory", "token", "turn"]))
+@given(
+    batches(), st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["trajectory", "token", "turn"])
+)
 def test_each_pass_trains_each_token_once_and_each_update_weighs_one(
     rows, micro_batches, mini_batches, passes, aggregation
 ) -> None:

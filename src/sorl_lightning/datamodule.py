@@ -133,7 +133,9 @@ class RolloutDataModule(L.LightningDataModule):
         if self.retries < 0:
             raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
         if self.aggregation not in get_args(Aggregation):
-            raise ConfigurationError(f"data.aggregation must be one of {get_args(Aggregation)}, got {self.aggregation!r}")
+            raise ConfigurationError(
+                f"data.aggregation must be one of {get_args(Aggregation)}, got {self.aggregation!r}"
+            )
         if self.validation.n < 1:
             raise ConfigurationError(f"data.validation.n must be at least 1, got {self.validation.n}")
         if not 0 <= self.validation.temperature < math.inf:

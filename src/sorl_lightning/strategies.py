@@ -106,6 +106,8 @@ def check_strategy(strategy: Strategy) -> None:
     elif not isinstance(strategy, (SingleDeviceStrategy, DDPStrategy)):
         name = type(strategy).__name__
         raise ConfigurationError(
-            FSDP1 if name == "FSDPStrategy" else f"trainer.strategy {name} is not supported: use ddp or sorl_lightning."
+            FSDP1
+            if name == "FSDPStrategy"
+            else f"trainer.strategy {name} is not supported: use ddp or sorl_lightning."
             "strategies.FSDP2 (--config sorl:strategy/fsdp2)"
         )

@@ -42,7 +42,10 @@ def stopped(trainer, tmp_path, callbacks, engine, fails=None):
     saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
     module = agent()
     runner = trainer(
-        max_epochs=4, accumulate_grad_batches=2, enable_checkpointing=True, callbacks=[GracefulStop(), *callbacks, saver]
+        max_epochs=4,
+        accumulate_grad_batches=2,
+        enable_checkpointing=True,
+        callbacks=[GracefulStop(), *callbacks, saver],
     )
     before = [signal.getsignal(name) for name in SIGNALS]
     with pytest.raises(Stopped) as stop:

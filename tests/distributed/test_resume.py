@@ -60,7 +60,12 @@ def test_one_process(tmp_path, whole, death) -> None:
     same(killed_and_resumed(tmp_path, death), whole)
 
 
-PAIRED = [Death("collection", 4, rank=1), Death("rollout", 2, rank=0), Death("optimiser", 5, rank=1), Death("writing", 6)]
+PAIRED = [
+    Death("collection", 4, rank=1),
+    Death("rollout", 2, rank=0),
+    Death("optimiser", 5, rank=1),
+    Death("writing", 6),
+]
 
 
 @pytest.mark.parametrize("death", PAIRED, ids=lambda death: f"{death.place}-{death.collection}")

@@ -138,10 +138,12 @@ class Collector:
         opened = await self._together([self._open(key, by_position[key.task], seed) for key in keys])
         for key in keys:
             self.engine.open(key)
-        results = await self._together([
-            self._play(key, by_position[key.task], first, max_turns, seed)
-            for key, first in zip(keys, opened, strict=True)
-        ])
+        results = await self._together(
+            [
+                self._play(key, by_position[key.task], first, max_turns, seed)
+                for key, first in zip(keys, opened, strict=True)
+            ]
+        )
         groups = [results[g * self.group_size : (g + 1) * self.group_size] for g in range(len(tasks))]
         failures = [next((str(r) for r in group if isinstance(r, EnvironmentFailure)), None) for group in groups]
         kept = [t for group, failure in zip(groups, failures, strict=True) if failure is None for t in group]
