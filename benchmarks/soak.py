@@ -44,6 +44,7 @@ def fit(folder: Path, seed: int) -> None:
     from sorl_lightning.rollout.engines import LocalEngine
     from sorl_lightning.rollout.environments import TextWorldExpress, jvm
 
+    (folder / "faults.jsonl").touch()
     chance = random.Random(seed)  # never the run's own: faults must not follow from it
 
     def fault(kind: str, probability: float) -> bool:
@@ -80,7 +81,6 @@ def fit(folder: Path, seed: int) -> None:
 
         def on_train_epoch_start(self, trainer: Any, module: Any) -> None:
             self.tokens, self.versions = 0, [module.policy_version]
-            (folder / f"started.{os.getpid()}").touch()
 
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, index: int) -> None:
             self.tokens += int(batch.generated.sum())
@@ -99,7 +99,8 @@ def fit(folder: Path, seed: int) -> None:
                 "pid": os.getpid(), "rss": process.memory_info().rss, "files": process.num_fds(),
                 "processes": len(process.children(recursive=True)), "threads": process.num_threads(),
             })  # fmt: skip
-            (folder / "books.json").write_text(json.dumps(self.entries))
+            with (folder / "books.txt").open("a") as file:
+                file.write(f"{data.collection.index}\n")
 
         def state_dict(self) -> dict[str, Any]:
             return {"entries": list(self.entries)}
@@ -136,17 +137,22 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
         command = [sys.executable, __file__, "--fit", str(folder), "--seed", str(1000 * seed + life)]
         with (folder / "log.txt").open("a") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
-        started = folder / f"started.{process.pid}"
-        while not started.exists() and process.poll() is None:
-            time.sleep(0.2)
+        await_collections(process, folder / "books.txt", chance.randrange(6))
         try:
-            endings[f"ended by itself with code {process.wait(timeout=chance.uniform(2, 15))}"] += 1
+            endings[f"ended by itself with code {process.wait(timeout=chance.uniform(0, 3))}"] += 1
         except subprocess.TimeoutExpired:
             name = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
             process.send_signal(name)
             code = process.wait(timeout=60)
             endings[f"{name.name} from outside, code {code}"] += 1
     return balance(folder, endings)
+
+
+def await_collections(process: subprocess.Popen[bytes], books: Path, count: int) -> None:
+    """Until so many more collections are in the books, or the process has ended: lives in collections, not in seconds."""
+    lines = len(books.read_text().splitlines()) if books.exists() else 0
+    while process.poll() is None and (len(books.read_text().splitlines()) if books.exists() else 0) < lines + count:
+        time.sleep(0.1)
 
 
 def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
@@ -159,7 +165,8 @@ def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
 
     saved = torch.load(folder / "last.ckpt", weights_only=False)
     entries = next(state["entries"] for state in saved["callbacks"].values() if "entries" in state)
-    faults = Counter(json.loads(line)["kind"] for line in (folder / "faults.jsonl").read_text().splitlines())
+    log = folder / "faults.jsonl"
+    faults = Counter(json.loads(line)["kind"] for line in log.read_text().splitlines() if line)
     assert [entry["collection"] for entry in entries] == list(range(len(entries)))
     for entry in entries:
         assert entry["drawn"] == entry["trained"] + entry["failed"] == TASKS, entry

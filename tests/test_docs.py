@@ -28,7 +28,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
 ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "models", "module",
-         "objectives", "streams", "tally", "step_guard", "sharding", "strategies", "ranks", "checkpoints", "testing", "types", "errors", "cli", "commands")  # fmt: skip
+         "objectives", "streams", "tally", "step_guard", "sharding", "strategies", "ranks", "checkpoints", "testing",
+         "types", "errors", "cli", "commands")  # fmt: skip
 
 
 def label(page: Path) -> str:

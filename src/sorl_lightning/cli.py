@@ -81,7 +81,9 @@ class AgentCLI(LightningCLI):
         try:
             return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
         except REFUSALS as error:
-            place = ", ".join(f"{name}={config[name]!r}" for name in ("accelerator", "devices", "strategy", "precision"))
+            place = ", ".join(
+                f"{name}={config[name]!r}" for name in ("accelerator", "devices", "strategy", "precision")
+            )
             raise ConfigurationError(f"trainer ({place}): {one_sentence(error)}") from error
 
     @override

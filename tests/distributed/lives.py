@@ -12,10 +12,10 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from scenarios import flat
 
 from conftest import TINY, agent
 from doubles import Countdown
-from scenarios import flat
 from sorl_lightning import checkpoints, ranks
 from sorl_lightning.callbacks import BestCheckpoint, ClippingTriggeredNormalization
 from sorl_lightning.checkpoints import AtomicCheckpointIO

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from lives import Death, live
 from processes import Died, launch
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 import scenarios
 from processes import launch
+
 from doubles import ScriptedEngine
 from sorl_lightning.callbacks import ClippingTriggeredNormalization
 from sorl_lightning.objectives import PolicyGradient
