@@ -241,10 +241,10 @@ class AgentModule(L.LightningModule):
             return
         shares = ranks.gather((summarize(collection), constant_groups(collection.trajectories)))
         summary = reduce(add, (summary for summary, _ in shares))
-        groups = max(sum(share.count for _, share in shares), 1)
+        groups = max(sum(share.terms for _, share in shares), 1)
         metrics = {f"rollout/{name}": value for name, value in summary.means.items()}
         metrics |= {
-            "rollout/constant_groups": sum(share.sum for _, share in shares) / groups,
+            "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
             "rollout/failed_groups": float(summary.failures),
             "rollout/dropped_trajectories": float(summary.dropped),
             "rollout/seconds": summary.seconds,

@@ -13,8 +13,8 @@ from sorl_lightning.types import Ending, Trajectory
 class Share(NamedTuple):
     """A sum and the number of its terms."""
 
-    sum: float
-    count: int
+    total: float
+    terms: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Summary:
         shares = dict(self.shares)
         for name, share in other.shares.items():
             mine = shares.get(name, Share(0.0, 0))
-            shares[name] = Share(mine.sum + share.sum, mine.count + share.count)
+            shares[name] = Share(mine.total + share.total, mine.terms + share.terms)
         return Summary(
             shares=shares,
             trajectories=self.trajectories + other.trajectories,
@@ -57,7 +57,7 @@ class Summary:
     @property
     def means(self) -> dict[str, float]:
         """Mean of each share; 0 of nothing."""
-        return {name: share.sum / max(share.count, 1) for name, share in self.shares.items()}
+        return {name: share.total / max(share.terms, 1) for name, share in self.shares.items()}
 
 
 def summarize(collection: Collection) -> Summary:

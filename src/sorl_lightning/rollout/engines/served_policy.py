@@ -28,10 +28,8 @@ def eval_copy(policy: PreTrainedModel, dtype: torch.dtype | None = None) -> PreT
         ConfigurationError: a layer does not attend to its whole past.
     """
     check_attention(policy)
-    if is_sharded(policy) or policy.device.type == "meta":
-        model = from_configuration(policy)
-    else:
-        model = copy.deepcopy(policy)
+    elsewhere = is_sharded(policy) or policy.device.type == "meta"
+    model = from_configuration(policy) if elsewhere else copy.deepcopy(policy)
     dtype = dtype or policy.dtype
     for parameter in model.parameters():
         # Parameters only: rotary frequencies are buffers, and would lose positions in half precision.
