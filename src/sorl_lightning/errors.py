@@ -14,3 +14,7 @@ class TrainingError(RuntimeError):
 
 class RolloutError(RuntimeError):
     """Rollouts cannot go on: environments or the engine keep failing. Nothing of the failure was trained."""
+
+
+class EngineOutage(RolloutError):
+    """The engine has lost what it generates with, and may come back: weights loaded again may be all it needs."""
