@@ -37,7 +37,8 @@ PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not i
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
 ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "models", "module",
          "objectives", "lora", "packaged", "adapters", "cache", "streams", "teachers", "student_teacher",
-         "turn_records", "tally", "types", "errors", "cli", "commands")  # fmt: skip
+         "turn_records", "tally", "step_guard", "sharding", "strategies", "ranks", "checkpoints", "testing",
+         "types", "errors", "cli", "commands")  # fmt: skip
 
 
 def label(page: Path) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
         try:
             return super().load_checkpoint(path, *arguments, **settings)
-        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        except OSError:
+            raise
+        except Exception as error:  # whatever unpickling foreign bytes may raise
             raise ConfigurationError(f"ckpt_path {str(path)!r} holds no checkpoint: {error}") from error
 
 

@@ -78,7 +78,13 @@ class AgentCLI(LightningCLI):
     @override
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand]["trainer"]
-        return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
+        try:
+            return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
+        except REFUSALS as error:
+            place = ", ".join(
+                f"{name}={config[name]!r}" for name in ("accelerator", "devices", "strategy", "precision")
+            )
+            raise ConfigurationError(f"trainer ({place}): {one_sentence(error)}") from error
 
     @override
     def instantiate_classes(self) -> None:

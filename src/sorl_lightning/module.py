@@ -92,7 +92,10 @@ class AgentModule(L.LightningModule):
     def configure_model(self) -> None:
         if self.policy is not None:
             return
-        model, self.tokenizer = self.source.load()
+        try:
+            model, self.tokenizer = self.source.load()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"model.policy: {error}") from error
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
         if self.teacher is not None:

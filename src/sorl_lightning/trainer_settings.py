@@ -32,7 +32,10 @@ RULES: dict[str, Rule] = {
         "auto, cpu, gpu, cuda or mps",
     ),
     "devices": (lambda value: _are_devices(value), "a number of at least 1, -1 or auto for all, or a list of devices"),
-    "limit_train_batches": (lambda value: value in (None, 1.0), "left out: a collection is trained whole"),
+    "limit_train_batches": (
+        lambda value: isinstance(value, float) and value == 1.0,
+        "left out: a collection is trained whole",
+    ),
     "limit_val_batches": SHARE_OR_COUNT,
     "limit_test_batches": SHARE_OR_COUNT,
     "overfit_batches": (lambda value: value == 0, "left out: rollouts differ from collection to collection"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,11 +50,11 @@ class PolicyGradient(Objective):
 
     def __post_init__(self) -> None:
         for name in ("epsilon_low", "epsilon_high"):
-            if not getattr(self, name) > 0:
-                raise ConfigurationError(f"objective.{name} must be above 0, got {getattr(self, name)}")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigurationError(f"objective.{name} must be above 0 and finite, got {getattr(self, name)}")
         for name in ("kl_coefficient", "entropy_coefficient"):
-            if not getattr(self, name) >= 0:
-                raise ConfigurationError(f"objective.{name} must be 0 or more, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigurationError(f"objective.{name} must be 0 or more and finite, got {getattr(self, name)}")
 
     @property
     def needs_reference(self) -> bool:
