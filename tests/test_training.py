@@ -198,7 +198,7 @@ def test_imitation_learns_what_the_expert_says(fit) -> None:
         ({"temperature": 0.0}, PolicyGradient(), r"data.temperature must be above 0"),
         ({"mini_batches": 13}, PolicyGradient(), r"data.mini_batches=13 is more than .* 12"),
         ({"environment": Countdown([])}, PolicyGradient(), r"Countdown has no tasks in its 'train' split"),
-        ({"validation": Evaluation(n=0)}, PolicyGradient(), r"n >= 1"),
+        ({"validation": Evaluation(n=0)}, PolicyGradient(), r"data.validation.n must be at least 1, got 0"),
         ({"context_limit": 4}, PolicyGradient(), r"context_limit=4"),
         ({"token_budget": 5}, PolicyGradient(), r"token_budget=5"),
     ],
