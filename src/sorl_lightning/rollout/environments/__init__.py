@@ -1,5 +1,8 @@
 """Worlds that ship with the package; what an optional one needs is imported when it is used."""
 
 from sorl_lightning.rollout.environments.textworld_express import TextWorldExpress
+from sorl_lightning.rollout.environments.webshop import WebShop
+from sorl_lightning.rollout.environments.webshop_server import ShopServer
+from sorl_lightning.rollout.environments.webshop_shops import GeneratedShop, ShopFiles
 
-__all__ = ["TextWorldExpress"]
+__all__ = ["TextWorldExpress", "WebShop", "GeneratedShop", "ShopFiles", "ShopServer"]
