@@ -19,30 +19,6 @@ MATCH = 85  # token_set_ratio, rounded, of 100, above which two phrases are the 
 COMMON_WORDS = frozenset(
     re.findall(r"\w+", "a an and are as at by for from in is it of on or that the this to with your")
 )
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "by",
-        "for",
-        "from",
-        "in",
-        "is",
-        "it",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "this",
-        "to",
-        "with",
-        "your",
-    ]
-)
 # An option's value that names one of these is that colour ("midnight blue 2" is "blue"); the first in this order.
 COLOURS = tuple(
     re.findall(
