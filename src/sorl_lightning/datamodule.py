@@ -61,6 +61,8 @@ class RolloutDataModule(L.LightningDataModule):
         token_budget: most padded tokens of a micro-batch; None sets no bound.
         aggregation: what counts equally in the loss: trajectories, tokens, or turns.
         retries: fresh environments tried after one has failed, for each trajectory.
+        step_timeout: longest wait for an environment whose ``reset`` and ``step`` are coroutines, seconds; after it the
+            environment has failed. None waits for ever.
         reward: a callable on the finished trajectory that replaces the sum of its turn rewards.
         validation: how the splits "validation" and "test" are rolled out.
         seed: of task order, sampling and mini-batches.
@@ -82,6 +84,7 @@ class RolloutDataModule(L.LightningDataModule):
         token_budget: int | None = None,
         aggregation: Aggregation = "trajectory",
         retries: int = 2,
+        step_timeout: float | None = None,
         reward: Reward | None = None,
         validation: Evaluation = Evaluation(),
         seed: int = 0,
@@ -101,6 +104,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.token_budget = token_budget
         self.aggregation = aggregation
         self.retries = retries
+        self.step_timeout = step_timeout
         self.reward = reward
         self.validation = validation
         self.seed = seed
@@ -126,6 +130,8 @@ class RolloutDataModule(L.LightningDataModule):
             raise ConfigurationError(f"data.temperature must be above 0 to train, got {self.temperature}")
         if self.retries < 0:
             raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise ConfigurationError(f"data.step_timeout must be above 0 seconds, got {self.step_timeout}")
         if self.validation.n < 1 or self.validation.temperature < 0:
             raise ConfigurationError(f"data.validation needs n >= 1 and temperature >= 0, got {self.validation}")
         splits = {"fit": ["train"], "validate": ["validation"], "test": ["test"]}.get(stage, [])
@@ -300,6 +306,7 @@ class RolloutDataModule(L.LightningDataModule):
             group_size,
             self.retries,
             self.reward,
+            self.step_timeout,
         )
 
     def _own_share(self, tasks: Sequence[Task]) -> Sequence[Task]:

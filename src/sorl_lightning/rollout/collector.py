@@ -87,6 +87,8 @@ class Collector:
         sampling: limits and temperature.
         group_size: siblings a task.
         retries: fresh environments tried after a failure, for each trajectory.
+        step_timeout: longest wait for an environment whose methods are coroutines, seconds; None waits for ever. A
+            plain method cannot be interrupted.
         reward: replaces the sum of turn rewards as the trajectory's reward.
     """
 
@@ -99,6 +101,7 @@ class Collector:
         group_size: int = 1,
         retries: int = 2,
         reward: Reward | None = None,
+        step_timeout: float | None = None,
     ) -> None:
         self.environment = environment
         self.engine = engine
@@ -107,6 +110,7 @@ class Collector:
         self.group_size = group_size
         self.retries = retries
         self.reward = reward
+        self.step_timeout = step_timeout
 
     async def collect(
         self, tasks: Sequence[Task], max_turns: int, seed: int, index: int = 0, policy_version: int = 0
@@ -210,7 +214,7 @@ class Collector:
             )
         )
         text = self.chat.text(completion.token_ids)
-        episode.step = step = Step(*await self._ask(episode.task, episode.environment.step, text))
+        episode.step = step = await self._ask(episode.task, self._stepped, episode.environment, text)
         turn = Turn(
             index=len(episode.turns),
             prompt_ids=episode.prompt_ids,
@@ -251,13 +255,24 @@ class Collector:
             return trajectory
         return dataclasses.replace(trajectory, reward=float(self.reward(trajectory)))
 
+    async def _stepped(self, environment: Environment, text: str) -> Step:
+        """The checked answer to ``text``: its observation is text that any tokenizer takes."""
+        answer = environment.step(text)
+        step = Step(*(await answer if inspect.isawaitable(answer) else answer))
+        if not isinstance(step.observation, str):
+            raise TypeError(f"an observation must be text, got {type(step.observation).__name__}")
+        # Bytes that were no UTF-8 arrive as lone surrogates, which tokenizers refuse.
+        return step._replace(observation=step.observation.encode("utf-8", errors="replace").decode())
+
     async def _ask(self, task: Task, method: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
         """Call the environment, which may be plain or a coroutine; whatever it raises is its failure."""
         try:
             answer = method(*arguments)
-            return await answer if inspect.isawaitable(answer) else answer
+            return await asyncio.wait_for(answer, self.step_timeout) if inspect.isawaitable(answer) else answer
         except ConfigurationError:
             raise
         except Exception as error:
             name = type(self.environment).__name__
+            if isinstance(error, asyncio.TimeoutError):
+                error = TimeoutError(f"no answer within step_timeout={self.step_timeout} s")
             raise EnvironmentFailure(f"{name} failed at task {task.id!r}: {type(error).__name__}: {error}") from error
