@@ -6,9 +6,9 @@ import asyncio
 import time
 
 import pytest
+from shop_server import serving
 
 from doubles import ScriptedEngine
-from shop_server import serving
 from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.collector import Collector, Sampling
 from sorl_lightning.rollout.environments import GeneratedShop, ShopServer, WebShop
@@ -63,7 +63,10 @@ def test_a_server_that_hangs_is_given_up_after_the_timeout(chat, shop) -> None:
 
 
 def test_a_server_that_hangs_is_named_when_the_tasks_are_listed(shop) -> None:
-    with serving(shop, hangs=True) as url, pytest.raises(ConfigurationError, match=r"no WebShop server answers.*timed out"):
+    with (
+        serving(shop, hangs=True) as url,
+        pytest.raises(ConfigurationError, match=r"no WebShop server answers.*timed out"),
+    ):
         WebShop(ShopServer(url, goals=300, timeout=0.2), test_goals=5, validation_goals=5).tasks("train")
 
 
@@ -76,7 +79,7 @@ def test_bytes_that_are_no_utf_8_become_question_marks(chat, shop) -> None:
 
 
 def test_raw_bytes_are_a_failure(chat, shop) -> None:
-    with pytest.raises(RolloutError, match="TypeError: an observation must be text, got bytes"):
+    with pytest.raises(RolloutError, match="an observation must be text, got bytes"):
         collect(chat, Oddly(shop, b"caf\xe9"))
 
 

@@ -214,7 +214,8 @@ class Collector:
             )
         )
         text = self.chat.text(completion.token_ids)
-        episode.step = step = await self._ask(episode.task, self._stepped, episode.environment, text)
+        answer = await self._ask(episode.task, episode.environment.step, text)
+        episode.step = step = self._readable(episode.task, Step(*answer))
         turn = Turn(
             index=len(episode.turns),
             prompt_ids=episode.prompt_ids,
@@ -255,12 +256,11 @@ class Collector:
             return trajectory
         return dataclasses.replace(trajectory, reward=float(self.reward(trajectory)))
 
-    async def _stepped(self, environment: Environment, text: str) -> Step:
-        """The checked answer to ``text``: its observation is text that any tokenizer takes."""
-        answer = environment.step(text)
-        step = Step(*(await answer if inspect.isawaitable(answer) else answer))
+    def _readable(self, task: Task, step: Step) -> Step:
+        """``step`` with an observation that any tokenizer takes."""
         if not isinstance(step.observation, str):
-            raise TypeError(f"an observation must be text, got {type(step.observation).__name__}")
+            kind, name = type(step.observation).__name__, type(self.environment).__name__
+            raise EnvironmentFailure(f"{name} failed at task {task.id!r}: an observation must be text, got {kind}")
         # Bytes that were no UTF-8 arrive as lone surrogates, which tokenizers refuse.
         return step._replace(observation=step.observation.encode("utf-8", errors="replace").decode())
 

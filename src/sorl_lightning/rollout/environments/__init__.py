@@ -1,9 +1,20 @@
 """Worlds that ship with the package; what an optional one needs is imported when it is used."""
 
+from sorl_lightning.rollout.environments.alfworld import AlfWorld
+from sorl_lightning.rollout.environments.multiple_choice import MultipleChoice
 from sorl_lightning.rollout.environments.scienceworld import ScienceWorld
 from sorl_lightning.rollout.environments.textworld_express import TextWorldExpress
 from sorl_lightning.rollout.environments.webshop import WebShop
 from sorl_lightning.rollout.environments.webshop_server import ShopServer
 from sorl_lightning.rollout.environments.webshop_shops import GeneratedShop, ShopFiles
 
-__all__ = ["TextWorldExpress", "ScienceWorld", "WebShop", "GeneratedShop", "ShopFiles", "ShopServer"]
+__all__ = [
+    "TextWorldExpress",
+    "AlfWorld",
+    "MultipleChoice",
+    "ScienceWorld",
+    "WebShop",
+    "GeneratedShop",
+    "ShopFiles",
+    "ShopServer",
+]
