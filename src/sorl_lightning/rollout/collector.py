@@ -215,7 +215,7 @@ class Collector:
         )
         text = self.chat.text(completion.token_ids)
         answer = await self._ask(episode.task, episode.environment.step, text)
-        episode.step = step = self._readable(episode.task, Step(*answer))
+        episode.step = step = Step(self._readable(episode.task, answer[0]), *answer[1:])
         turn = Turn(
             index=len(episode.turns),
             prompt_ids=episode.prompt_ids,
@@ -256,13 +256,13 @@ class Collector:
             return trajectory
         return dataclasses.replace(trajectory, reward=float(self.reward(trajectory)))
 
-    def _readable(self, task: Task, step: Step) -> Step:
-        """``step`` with an observation that any tokenizer takes."""
-        if not isinstance(step.observation, str):
-            kind, name = type(step.observation).__name__, type(self.environment).__name__
+    def _readable(self, task: Task, observation: object) -> str:
+        """An observation that any tokenizer takes."""
+        if not isinstance(observation, str):
+            kind, name = type(observation).__name__, type(self.environment).__name__
             raise EnvironmentFailure(f"{name} failed at task {task.id!r}: an observation must be text, got {kind}")
         # Bytes that were no UTF-8 arrive as lone surrogates, which tokenizers refuse.
-        return step._replace(observation=step.observation.encode("utf-8", errors="replace").decode())
+        return observation.encode("utf-8", errors="replace").decode()
 
     async def _ask(self, task: Task, method: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
         """Call the environment, which may be plain or a coroutine; whatever it raises is its failure."""

@@ -1,6 +1,7 @@
 """Worlds that ship with the package; what an optional one needs is imported when it is used."""
 
 from sorl_lightning.rollout.environments.alfworld import AlfWorld
+from sorl_lightning.rollout.environments.gymnasium_text import GymnasiumActions, GymnasiumText
 from sorl_lightning.rollout.environments.multiple_choice import MultipleChoice
 from sorl_lightning.rollout.environments.scienceworld import ScienceWorld
 from sorl_lightning.rollout.environments.textworld_express import TextWorldExpress
@@ -11,10 +12,12 @@ from sorl_lightning.rollout.environments.webshop_shops import GeneratedShop, Sho
 __all__ = [
     "TextWorldExpress",
     "AlfWorld",
-    "MultipleChoice",
     "ScienceWorld",
     "WebShop",
     "GeneratedShop",
     "ShopFiles",
     "ShopServer",
+    "MultipleChoice",
+    "GymnasiumText",
+    "GymnasiumActions",
 ]
