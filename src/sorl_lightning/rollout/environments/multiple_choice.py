@@ -133,9 +133,8 @@ class MultipleChoice(Environment):
 
     def _answered(self, words: str) -> Step:
         options = self._question.options
-        meant = [
-            letter for letter, text in options if words.lower() in (letter.lower(), f"{letter.lower()}.", text.lower())
-        ]
+        said = words.lower().removesuffix(".")
+        meant = [letter for letter, text in options if said in (letter.lower(), text.lower().removesuffix("."))]
         if not meant:
             letters = ", ".join(letter for letter, _ in options)
             info = self._info(valid=False)
