@@ -9,7 +9,7 @@ import torch
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
-from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.objectives import Imitation, PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
 
@@ -246,13 +246,16 @@ def test_more_context_than_the_model_has_positions_is_refused(fit) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 def test_a_checkpoint_from_the_middle_of_a_collection_is_not_resumed(trainer, tmp_path) -> None:
     saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     trainer(enable_checkpointing=True, callbacks=[saver]).fit(agent(), datamodule=rollouts(mini_batches=3))
+    saved = tmp_path / "step=2.ckpt"
+    trainer().test(
+        agent(), datamodule=rollouts(), ckpt_path=saved, weights_only=False, verbose=False
+    )  # but measured it is
     with pytest.raises(ConfigurationError, match="in the middle of a collection"):
-        trainer(max_epochs=2).fit(
-            agent(), datamodule=rollouts(mini_batches=3), ckpt_path=tmp_path / "step=2.ckpt", weights_only=False
-        )
+        trainer(max_epochs=2).fit(agent(), datamodule=rollouts(mini_batches=3), ckpt_path=saved, weights_only=False)
 
 
 def test_an_overfull_update_is_found_before_the_first_one_trains(fit) -> None:
@@ -269,8 +272,11 @@ def test_the_depth_in_force_survives_a_checkpoint() -> None:
     assert (other.rollout_budget.max_turns, other.rollout_budget.ceiling) == (2, 4)
 
 
-def test_several_processes_are_refused() -> None:
-    data = rollouts()
-    data.trainer = type("Pair", (), {"world_size": 2, "limit_val_batches": 0})()  # type: ignore[assignment]
-    with pytest.raises(ConfigurationError, match=r"trainer\.devices must be 1, got 2"):
-        data.setup("fit")
+def test_when_every_group_fails_the_run_stops_with_the_reason(fit) -> None:
+    def fails(task, attempt, text=None):
+        raise OSError("the world ended")
+
+    module = agent()
+    with pytest.raises(RolloutError, match=r"all 3 groups of collection 0 failed.*the world ended"):
+        fit(module, rollouts(Countdown(fails=fails), ScriptedEngine()))
+    assert module.policy_version == 0

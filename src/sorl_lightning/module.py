@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from sorl_lightning import ranks
 from sorl_lightning.control import KLSchedule
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
 from sorl_lightning.objectives import Objective
 from sorl_lightning.rollout.collector import Collection
-from sorl_lightning.rollout.metrics import constant_groups, trajectory_metrics
+from sorl_lightning.rollout.metrics import constant_groups, summarize
 from sorl_lightning.rollout.packing import lengths, select
+from sorl_lightning.sharding import ShardingPlan, gradient_norm, is_sharded
 from sorl_lightning.tally import Tally
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
 
@@ -78,6 +83,10 @@ class AgentModule(L.LightningModule):
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
         self.policy = PolicyNetwork(model)
+        if self.device_mesh is not None:
+            plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
+            for network in (self.policy, *self._frozen.values()):
+                plan.apply(network, self.device_mesh["data_parallel"])
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -109,22 +118,27 @@ class AgentModule(L.LightningModule):
     @torch.no_grad()
     def annotate(self, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
         """Advantages, and the reference's log-probabilities where the objective needs them."""
-        advantages = self.objective.advantages(trajectories)
+        advantages = self.objective.advantages(trajectories) if trajectories else torch.zeros(1)
         changes: dict[str, Tensor | None] = {
             "advantages": torch.where(rows.generated, advantages[rows.trajectory], 0.0)
         }
         if "reference" in self._frozen:
-            changes["reference_logprobs"] = self._score(self._frozen["reference"].to(self.device), rows)
+            changes["reference_logprobs"] = self._score(self._frozen["reference"], rows)
         return rows.replace(**changes)
 
     def _score(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
         """Log-probabilities of the generated tokens, a few rows at a time, on the CPU."""
+        if not is_sharded(network):
+            network = network.to(self.device)
         scores = torch.zeros(rows.turn.shape)
-        order = torch.argsort(lengths(rows))
-        for index in order.split(ROWS_AT_ONCE):
+        parts = list(torch.argsort(lengths(rows)).split(ROWS_AT_ONCE))
+        # Sharded networks run as often on every rank: with padding where there are no more rows.
+        parts += [parts[0][:0]] * (max(ranks.gather(len(parts))) - len(parts))
+        for index in parts:
             part = select(rows, index).to(self.device)
             logprobs, _ = network(part.input_ids, part.position_ids, part.generated, self.temperature)
-            scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
+            if len(index):
+                scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
         return scores
 
     # Training
@@ -137,19 +151,19 @@ class AgentModule(L.LightningModule):
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
         assert self.policy is not None
         if batch_idx == 0:
-            self._training_start, self._trained_tokens = time.perf_counter(), 0
+            self._training_start, self._trained_tokens = time.perf_counter(), 0.0
             self._log_collection(self._data().collection)
         logprobs, entropy = self.policy(batch.input_ids, batch.position_ids, batch.generated, self.temperature)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
         self.loss_terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
         self._account(batch, entropy, metrics)
-        # Lightning divides by the number of micro-batches; the weights have done so already.
-        return self.loss_terms.total * self.trainer.accumulate_grad_batches
+        # Lightning divides by the number of micro-batches and strategies by that of ranks; the weights have done so.
+        return self.loss_terms.total * self.trainer.accumulate_grad_batches * ranks.count()
 
     def _account(self, batch: RolloutBatch, entropy: Tensor, metrics: Any) -> None:
         assert self.loss_terms is not None
         mask = batch.generated
-        self._trained_tokens += int(mask.sum())
+        self._tally.add("tokens", mask.sum())
         self._tally.add("train/loss", self.loss_terms.total)
         self._tally.add("train/policy_loss", self.loss_terms.policy)
         self._tally.add_mean("train/entropy", entropy, mask)
@@ -172,13 +186,12 @@ class AgentModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self._tally.add("train/grad_norm", self._gradient_norm())
+        self._tally.add_mean("train/grad_norm", self._gradient_norm())
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        self._tally.add("train/grad_norm_clipped", self._gradient_norm())
+        self._tally.add_mean("train/grad_norm_clipped", self._gradient_norm())
 
     def _gradient_norm(self) -> Tensor:
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        return gradient_norm(p.grad for p in self.parameters() if p.grad is not None)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -191,6 +204,7 @@ class AgentModule(L.LightningModule):
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return
         figures = self._tally.flush()
+        self._trained_tokens += float(figures.pop("tokens"))
         figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
         figures["kl_schedule/turn_blend"] = torch.tensor(self.kl_schedule.turn_blend)
         shown = "train/clip_fraction"
@@ -205,15 +219,16 @@ class AgentModule(L.LightningModule):
         """Rollout figures, against the version of the weights that were rolled out."""
         if collection is None:
             return
-        trajectories = collection.trajectories
-        metrics = {f"rollout/{name}": value for name, value in trajectory_metrics(trajectories).items()}
-        generated = sum(trajectory.generated_tokens for trajectory in trajectories)
+        shares = ranks.gather((summarize(collection), constant_groups(collection.trajectories)))
+        summary = reduce(add, (summary for summary, _ in shares))
+        groups = max(sum(share.terms for _, share in shares), 1)
+        metrics = {f"rollout/{name}": value for name, value in summary.means.items()}
         metrics |= {
-            "rollout/constant_groups": constant_groups(trajectories),
-            "rollout/failed_groups": float(len(collection.failures)),
-            "rollout/seconds": collection.seconds,
-            "rollout/turn_limit": float(max(trajectory.turn_limit for trajectory in trajectories)),
-            "throughput/generated_tokens_per_second": generated / collection.seconds,
+            "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
+            "rollout/failed_groups": float(summary.failures),
+            "rollout/seconds": summary.seconds,
+            "rollout/turn_limit": float(summary.turn_limit),
+            "throughput/generated_tokens_per_second": summary.tokens / summary.seconds,
             "collection": float(collection.index),
         }
         for logger in self.loggers:
@@ -232,15 +247,19 @@ class AgentModule(L.LightningModule):
         self._log_evaluation(batch, "test")
 
     def _log_evaluation(self, collection: Collection, prefix: str) -> None:
-        metrics = trajectory_metrics(collection.trajectories)
-        metrics |= {"failed_groups": float(len(collection.failures)), "seconds": collection.seconds}
-        count = len(collection.trajectories)
+        summary = reduce(add, ranks.gather(summarize(collection)))
+        metrics = {
+            **summary.means,
+            "failed_groups": float(summary.failures),
+            "seconds": summary.seconds,
+            "episodes": float(summary.trajectories),
+        }
         for name, value in metrics.items():
-            shown = name == "success"
+            # Every rank knows the figures of all; one batch holds the whole split.
             self.log(
-                f"{prefix}/{name}", value, prog_bar=shown, batch_size=count, sync_dist=True, add_dataloader_idx=False
-            )
-        self.log(f"{prefix}/episodes", float(count), batch_size=1, reduce_fx="sum", sync_dist=True)
+                f"{prefix}/{name}", value, prog_bar=name == "success", batch_size=1, add_dataloader_idx=False,
+                rank_zero_only=False,
+            )  # fmt: skip
 
     # Checkpoints
 
@@ -250,7 +269,8 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
             raise ConfigurationError(
                 "ckpt_path was saved in the middle of a collection, whose other trajectories are lost; resume from one "
                 "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sorl_lightning import ranks
+from sorl_lightning.functional.turns import turn_statistics
 from sorl_lightning.functional.weights import each_turn_weights, token_weights, trajectory_weights, turn_weights
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
-from sorl_lightning.types import RolloutBatch
+from sorl_lightning.types import RolloutBatch, TurnStatistics
 
 Aggregation = Literal["trajectory", "token", "turn"]
-AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor], Tensor]] = {
+AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor, TurnStatistics], Tensor]] = {
     "trajectory": trajectory_weights,
-    "token": lambda turn, trajectory: token_weights(turn),
+    "token": lambda turn, trajectory, counts: token_weights(turn, counts),
     "turn": each_turn_weights,
 }
 
@@ -32,13 +35,17 @@ class Sealed:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdatePlan:
-    """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule."""
+    """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule.
+
+    Every rank cuts its own rows, into as many micro-batches as the others.
+    """
 
     mini_batches: int
     passes: int
     micro_batches: int
     token_budget: int | None
     aggregation: Aggregation
+    max_turns: int
     seed: int
 
     def __len__(self) -> int:
@@ -49,12 +56,13 @@ class UpdatePlan:
         """Micro-batches of collection ``index``: each pass trains every row once, in an order of its own.
 
         Raises:
-            ConfigurationError: an update does not fit the token budget; raised before the first micro-batch.
+            ConfigurationError: an update does not fit the token budget, here or on another rank; raised before the
+                first micro-batch.
         """
-        row_lengths = lengths(rows)
-        updates = [(update, self._split(row_lengths[update])) for update in self._updates(rows, index)]
-        for update, parts in updates:
-            weighed = self._weigh(select(rows, update))
+        row_lengths, updates = lengths(rows), list(self._updates(rows, index))
+        cuts = ranks.together(lambda: [self._split(row_lengths[update]) for update in updates])
+        for update, counts, parts in zip(updates, self._counts(rows, updates), cuts, strict=True):
+            weighed = self._weigh(select(rows, update), counts)
             for part in parts:
                 yield select(weighed, part)
 
@@ -70,11 +78,18 @@ class UpdatePlan:
     def _split(self, row_lengths: Tensor) -> list[Tensor]:
         return balance(row_lengths, self.micro_batches, self.token_budget)
 
-    def _weigh(self, update: RolloutBatch) -> RolloutBatch:
-        """Weights that sum to 1 over the optimiser batch, all its micro-batches together."""
+    def _counts(self, rows: RolloutBatch, updates: Sequence[Tensor]) -> list[TurnStatistics]:
+        """Counts of each update over all ranks: what makes a weight of a rank's share one of the whole."""
+        shares = [turn_statistics(rows.turn[u], rows.trajectory[u], depth=self.max_turns) for u in updates]
+        names = [field.name for field in dataclasses.fields(TurnStatistics)]
+        summed = ranks.total(torch.stack([torch.stack([getattr(share, name) for name in names]) for share in shares]))
+        return [TurnStatistics(**dict(zip(names, counts, strict=True))) for counts in summed]
+
+    def _weigh(self, update: RolloutBatch, counts: TurnStatistics) -> RolloutBatch:
+        """Weights that sum to 1 over the optimiser batch: all its micro-batches, on all ranks."""
         return update.replace(
-            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory),
-            turn_weights=turn_weights(update.turn, update.trajectory),
+            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory, counts),
+            turn_weights=turn_weights(update.turn, update.trajectory, counts=counts),
         )
 
 

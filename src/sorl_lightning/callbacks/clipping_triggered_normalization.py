@@ -10,12 +10,15 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from typing_extensions import override
 
+from sorl_lightning import ranks
 from sorl_lightning.control import HasClipBias, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.losses import FactorRule, clip_factor
+from sorl_lightning.sharding import gradient_norm
 
 Gradients = list[Tensor | None]
 
@@ -54,8 +57,11 @@ class ClippingTriggeredNormalization(Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.world_size > 1:
-            raise ConfigurationError("ClippingTriggeredNormalization runs on one process, got several")
+        if stage == "fit" and isinstance(trainer.strategy, DDPStrategy):
+            raise ConfigurationError(
+                "ClippingTriggeredNormalization needs gradients that are averaged in every backward pass, which "
+                "trainer.strategy ddp does once: use FSDP2, --config sorl:strategy/fsdp2"
+            )
         if stage == "fit" and trainer.precision == "16-mixed":
             raise ConfigurationError(
                 "ClippingTriggeredNormalization needs gradients that no loss scaler has touched: use trainer.precision "
@@ -67,7 +73,7 @@ class ClippingTriggeredNormalization(Callback):
         terms = owner_of(HasClipBias, pl_module).loss_terms  # type: ignore[type-abstract]
         if terms is None:
             return
-        if terms.clip_bias is not None and terms.clipped is not None and bool(terms.clipped.any()):
+        if terms.clip_bias is not None and terms.clipped is not None and ranks.anywhere(bool(terms.clipped.any())):
             self._bias = _added(self._bias, _gradients_of(terms.clip_bias, pl_module))
         others = [term for term in (terms.regularizer, terms.value) if term is not None]
         if others:
@@ -152,5 +158,4 @@ def _less(gradient: Tensor | None, other: Tensor | None) -> Tensor | None:
 
 def _norm(gradients: Gradients) -> float:
     """Global L2 norm; norms of micro-batches do not add, so this is taken of the accumulated vector."""
-    norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-    return float(norm)
+    return float(gradient_norm(gradient for gradient in gradients if gradient is not None))
