@@ -46,7 +46,7 @@ class ScienceWorld(TextGame):
     Step info: as ``TextGame``'s.
     """
 
-    waits = True  # for the JVM, which plays on all cores
+    waits = True  # for the JVM
     example_action = "open door to kitchen"
 
     def __init__(

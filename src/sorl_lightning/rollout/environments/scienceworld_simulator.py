@@ -56,20 +56,22 @@ class _Game:
 
 
 _start = threading.Lock()
+# The package keeps state in Scala objects that all its games share: two that step at once disturb each other.
+_playing = threading.RLock()
 _pool: tuple[jvm.JavaVirtualMachine, LiveGames[VariationKey, _Game]] | None = None
 
 
 @lru_cache(maxsize=65_536)
 def state_after(key: VariationKey, actions: tuple[str, ...]) -> GameState:
     """The state that ``actions`` lead to."""
-    with _live_games().after(key, actions) as game:
+    with _playing, _live_games().after(key, actions) as game:
         return game.state
 
 
 @lru_cache(maxsize=1024)
 def understood(key: VariationKey, actions: tuple[str, ...]) -> tuple[str, ...]:
     """Actions that the game understands there, sorted."""
-    with _live_games().after(key, actions) as game:
+    with _playing, _live_games().after(key, actions) as game:
         return tuple(sorted({str(action) for action in game.interface.getValidActionObjectCombinations()}))
 
 
@@ -85,7 +87,7 @@ def gold_path(key: VariationKey) -> tuple[str, ...]:
 @lru_cache(maxsize=16_384)
 def task_description(key: VariationKey) -> str:
     """What the game asks for, in its own words."""
-    with _live_games().after(key, ()) as game:
+    with _playing, _live_games().after(key, ()) as game:
         return str(game.interface.getTaskDescription())
 
 
@@ -119,6 +121,11 @@ def check_simplifications(simplifications: str) -> None:
 
 def loaded(key: VariationKey, gold: bool = False) -> Any:
     """A new interface with this variation in it."""
+    with _playing:
+        return _loaded(key, gold)
+
+
+def _loaded(key: VariationKey, gold: bool) -> Any:
     interface = _machine().classes.scienceworld.runtime.pythonapi.PythonInterface()
     names = [name for name in key.simplifications.split(",") if name]
     if any(part in key.name for part in ELECTRICAL):
