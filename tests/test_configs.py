@@ -12,6 +12,7 @@ from sorl_lightning import cli
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+ENGINES = sorted((ROOT / "configs/engine").glob("*.yaml"))
 SWITCHES = sorted((ROOT / "callbacks").glob("*.yaml"))
 
 
@@ -31,6 +32,14 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
 def test_every_config_instantiates(parse, path: Path) -> None:
     assert parse(path).datamodule.environment.tasks is not None
+
+
+@pytest.mark.parametrize("path", ENGINES, ids=name)
+def test_every_engine_composes_with_the_quickstart(parse, path: Path) -> None:
+    command = parse(ROOT / "configs/quickstart.yaml", path)
+    assert command.datamodule.engine is not None
+    assert command.datamodule.tasks_per_collection == 16
+    assert "callbacks" not in yaml.safe_load(path.read_text())["trainer"]
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=name)
@@ -61,3 +70,16 @@ def test_the_warm_start_lands_where_the_quickstart_looks(parse) -> None:
     worlds = [config["data"]["environment"]["init_args"] for config in (quickstart, imitation)]
     for key in ("game", "parameters", "min_gold", "max_gold"):
         assert worlds[0][key] == worlds[1][key]
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if "opd" in path.stem], ids=name)
+def test_every_switch_composes_with_every_distillation(parse, path: Path) -> None:
+    for switch in SWITCHES:
+        assert parse(path, switch).trainer.callbacks, switch
+    one_of_each_knob = [
+        ROOT / f"callbacks/{stem}.yaml"
+        for stem in ("rollout_depth_controller", "kl_schedule_transition", "guided_opd", "tcod_b2f", "sage_opd",
+                     "atod_annealing", "turn_diagnosis", "clipping_triggered_normalization")
+    ]  # fmt: skip
+    names = {type(callback).__name__ for callback in parse(path, *one_of_each_knob).trainer.callbacks}
+    assert {"RolloutDepthController", "KLScheduleTransition", "GuidedOPD", "TCODB2F", "SAGEOPD"} <= names

@@ -10,12 +10,13 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = "sorl_lightning"
 FLOORS = {
-    "": 5, "__main__": 5, "cli": 5, "commands": 5,
-    "module": 4, "datamodule": 4, "streams": 4, "callbacks": 4, "strategies": 4, "tally": 2, "sharding": 2, "ranks": 1,
-    "rollout": 3,
-    "objectives": 2, "models": 2, "control": 2,
+    "": 5, "__main__": 5, "cli": 5, "trainer_settings": 5, "commands": 5,
+    "module": 4, "datamodule": 4, "streams": 4, "turn_records": 4, "callbacks": 4, "strategies": 4, "checkpoints": 4,
+    "rollout": 3, "testing": 3, "student_teacher": 3,
+    "objectives": 2, "models": 2, "teachers": 2, "control": 2, "adapters": 2, "lora": 2, "packaged": 2,
+    "step_guard": 2, "tally": 2, "sharding": 2, "ranks": 1,
     "functional": 1,
-    "types": 0, "errors": 0, "interfaces": 0, "assets": 0,
+    "types": 0, "cache": 0, "errors": 0, "interfaces": 0, "assets": 0, "vllm_plugin": 0,
 }  # fmt: skip
 APART = {"module", "datamodule", "callbacks"}
 FUNCTIONAL_MAY_IMPORT = {"torch", "jaxtyping", "typing_extensions"}
@@ -61,3 +62,12 @@ def test_functional_is_torch_only(path: Path) -> None:
 
     allowed = FUNCTIONAL_MAY_IMPORT | set(sys.stdlib_module_names) | {PACKAGE}
     assert {name.split(".")[0] for name in imports(path)} <= allowed
+
+
+@pytest.mark.parametrize("path", MODULES, ids=module_name)
+def test_vllm_is_imported_inside_its_server_only(path: Path) -> None:
+    plugin = room(module_name(path)) == "vllm_plugin"
+    for name in imports(path):
+        assert plugin or name.split(".")[0] != "vllm", f"{module_name(path)} imports {name}"
+        assert not plugin or name.split(".")[0] != PACKAGE, "the plug-in must do without the rest of the package"
+        assert plugin or room(name) != "vllm_plugin" or not name.startswith(PACKAGE)

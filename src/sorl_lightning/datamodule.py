@@ -2,30 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 from typing_extensions import override
 
 from sorl_lightning import ranks
-from sorl_lightning.control import Learner, RolloutBudget, owner_of
-from sorl_lightning.errors import ConfigurationError, RolloutError
-from sorl_lightning.rollout.chat import Chat
-from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
+from sorl_lightning.control import HasTeacher, Learner, RolloutBudget, TurnAuthor, owner_of
+from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
+from sorl_lightning.rollout.chat import Chat, ChatFormat
+from sorl_lightning.rollout.collector import Collection, Collector, Guests, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
-from sorl_lightning.rollout.engines import LocalEngine
+from sorl_lightning.rollout.engines import ExpertEngine, LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
-from sorl_lightning.rollout.packing import pack
+from sorl_lightning.rollout.packing import finite_rows, pack
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.strategies import check_strategy
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
-from sorl_lightning.types import RolloutBatch, Task
+from sorl_lightning.teachers import FullTeacher
+from sorl_lightning.types import Author, RolloutBatch, Task
 
+logger = logging.getLogger(__name__)
 Split = Literal["train", "validation", "test"]
+OUTAGES = 2  # times that a collection may lose its engine before the run ends
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +74,7 @@ class RolloutDataModule(L.LightningDataModule):
         step_timeout: longest wait for an environment whose ``reset`` and ``step`` are coroutines, seconds; after it the
             environment has failed. None waits for ever.
         reward: a callable on the finished trajectory that replaces the sum of its turn rewards.
+        chat: how the model's chat template is used.
         validation: how the splits "validation" and "test" are rolled out.
         seed: of task order, sampling and mini-batches.
     """
@@ -88,6 +97,7 @@ class RolloutDataModule(L.LightningDataModule):
         retries: int = 2,
         step_timeout: float | None = None,
         reward: Reward | None = None,
+        chat: ChatFormat = ChatFormat(),
         validation: Evaluation = Evaluation(),
         seed: int = 0,
     ) -> None:
@@ -108,12 +118,15 @@ class RolloutDataModule(L.LightningDataModule):
         self.retries = retries
         self.step_timeout = step_timeout
         self.reward = reward
+        self.chat = chat
         self.validation = validation
         self.seed = seed
         self.rollout_budget = RolloutBudget(ceiling=max_turns, max_turns=max_turns)
+        self.turn_author = TurnAuthor()
         self.collection: Collection | None = None
         self._loop = EventLoopThread()
         self._attached: list[RolloutEngine] = []
+        self._guest_engines: dict[Author, RolloutEngine] = {}
         self._tasks: dict[str, Sequence[Task]] = {}
 
     # Set-up and tear-down
@@ -124,18 +137,28 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _check(self, stage: str) -> None:
         """Refuse what cannot work before anything is sampled."""
-        positive = ("tasks_per_collection", "group_size", "max_turns", "max_tokens", "context_limit")
+        positive = ("tasks_per_collection", "group_size", "max_turns", "max_tokens", "context_limit", "token_budget")
         for name in (*positive, "mini_batches", "passes", "micro_batches"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"data.{name} must be at least 1, got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ConfigurationError(f"data.temperature must be above 0 to train, got {self.temperature}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigurationError(f"data.temperature must be above 0, to train, and finite, got {self.temperature}")
         if self.retries < 0:
             raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
         if self.step_timeout is not None and not self.step_timeout > 0:
             raise ConfigurationError(f"data.step_timeout must be above 0 seconds, got {self.step_timeout}")
-        if self.validation.n < 1 or self.validation.temperature < 0:
-            raise ConfigurationError(f"data.validation needs n >= 1 and temperature >= 0, got {self.validation}")
+        if self.aggregation not in get_args(Aggregation):
+            raise ConfigurationError(
+                f"data.aggregation must be one of {get_args(Aggregation)}, got {self.aggregation!r}"
+            )
+        if self.validation.n < 1:
+            raise ConfigurationError(f"data.validation.n must be at least 1, got {self.validation.n}")
+        if not 0 <= self.validation.temperature < math.inf:
+            raise ConfigurationError(
+                f"data.validation.temperature must be 0 or more and finite, got {self.validation.temperature}"
+            )
+        if self.validation.max_tasks is not None and self.validation.max_tasks < 1:
+            raise ConfigurationError(f"data.validation.max_tasks must be at least 1, got {self.validation.max_tasks}")
         splits = {"fit": ["train"], "validate": ["validation"], "test": ["test"]}.get(stage, [])
         if stage == "fit" and self._trainer().limit_val_batches:
             splits.append("validation")
@@ -256,15 +279,20 @@ class RolloutDataModule(L.LightningDataModule):
         index = self._trainer().current_epoch
         tasks = self.tasks_of_collection(index)
         seed = derive_seed(self.seed, "train", index)
-        collector = self._collector(self.engine, self.temperature, self.group_size)
+        collector = self._collector(self.engine, self.temperature, self.group_size, self._guests())
         self.collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
         return self.collection
 
     def collect_rows(self) -> tuple[int, RolloutBatch]:
         """Collect, and turn the trajectories into rows with all that the objective needs."""
         collection = self.collect()
-        rows = pack(collection.trajectories)
-        return collection.index, self._learner().annotate(rows, collection.trajectories)
+        sound = [trajectory for trajectory in collection.trajectories if trajectory.is_finite]
+        rows, unsound = finite_rows(self._learner().annotate(pack(sound), sound))
+        dropped = len(collection.trajectories) - len(sound) + unsound
+        if dropped:
+            logger.warning("dropped %d trajectories: a reward, log-probability or advantage is not finite", dropped)
+        self.collection = dataclasses.replace(collection, dropped=dropped)
+        return collection.index, rows
 
     def evaluate(self, split: Split) -> Collection:
         """Roll out the held-out tasks of ``split`` to full depth, with seeds that never change."""
@@ -275,20 +303,27 @@ class RolloutDataModule(L.LightningDataModule):
     def _run(self, collector: Collector, tasks: Sequence[Task], max_turns: int, seed: int, index: int) -> Collection:
         """Pull the weights and roll out this rank's share of ``tasks``: every world-size-th, siblings together."""
         learner, trainer = self._learner(), self._trainer()
-        engine = collector.engine
-        if engine not in self._attached:
-            engine.attach(learner.policy_model, learner.tokenizer)
-            self._attached.append(engine)
-        engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
         own = range(trainer.global_rank, len(tasks), trainer.world_size)
         share = [tasks[position] for position in own]
-        collection = ranks.together(
-            lambda: self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
-        )
+
+        def attempt() -> Collection:
+            self._prepare(collector.engine, learner.policy_model, full_weights(learner.policy_model))
+            return self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
+
+        collection = self._despite_outages(attempt)
         if not ranks.anywhere(bool(collection.trajectories)):
             failures = [failure for failures in ranks.gather(collection.failures[:1]) for failure in failures]
             raise RolloutError(f"all {len(tasks)} groups of collection {index} failed; the first: {failures[0]}")
         return collection
+
+    def _despite_outages(self, attempt: Callable[[], Collection]) -> Collection:
+        """Collect on all ranks, and again where an engine was lost: the same seeds give what was interrupted."""
+        for _ in range(OUTAGES):
+            try:
+                return ranks.together(attempt)
+            except EngineOutage as error:
+                logger.warning("%s; the collection starts again, with its weights loaded anew", error)
+        return ranks.together(attempt)
 
     def _context(self) -> int:
         """The context limit in force.
@@ -307,15 +342,44 @@ class RolloutDataModule(L.LightningDataModule):
             )
         return limit
 
-    def _collector(self, engine: RolloutEngine, temperature: float, group_size: int) -> Collector:
+    def _guests(self) -> Guests | None:
+        """The expert and the teacher, if they are to play; their turns count as of the policy's version."""
+        engines: dict[Author, RolloutEngine] = {}
+        if self.turn_author.expert_prefix is not None:
+            expert = self._guest_engines.setdefault("expert", ExpertEngine())
+            self._prepare(expert, self._learner().policy_model, ())
+            engines["expert"] = expert
+        if self.turn_author.teacher_probability > 0:
+            teacher = owner_of(HasTeacher, self._trainer().lightning_module).teacher  # type: ignore[type-abstract]
+            if not isinstance(teacher, FullTeacher):
+                raise ConfigurationError(
+                    f"only a teacher in this process can play turns, and model.teacher is {teacher}"
+                )
+            engine = self._guest_engines.setdefault("teacher", LocalEngine())
+            self._prepare(engine, teacher.model, full_weights(teacher.model))
+            engines["teacher"] = engine
+        return Guests(author=self.turn_author, engines=engines) if engines else None
+
+    def _prepare(self, engine: RolloutEngine, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Attach ``engine`` where it is new, and give it weights."""
+        learner = self._learner()
+        if engine not in self._attached:
+            engine.attach(model, learner.tokenizer)
+            self._attached.append(engine)
+        engine.load_weights(weights, learner.policy_version)
+
+    def _collector(
+        self, engine: RolloutEngine, temperature: float, group_size: int, guests: Guests | None = None
+    ) -> Collector:
         return Collector(
             self.environment,
             engine,
-            Chat(self._learner().tokenizer),
+            Chat(self._learner().tokenizer, self.chat),
             Sampling(max_tokens=self.max_tokens, context_limit=self._context(), temperature=temperature),
             group_size,
             self.retries,
             self.reward,
+            guests,
             self.step_timeout,
         )
 

@@ -19,6 +19,11 @@ def count() -> int:
     return dist.get_world_size() if _several() else 1
 
 
+def index() -> int:
+    """Number of this process, from 0."""
+    return dist.get_rank() if _several() else 0
+
+
 def gather(value: T) -> list[T]:
     """Every rank's small object, in the order of the ranks."""
     if not _several():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections import deque
@@ -94,7 +95,7 @@ class ClippingTriggeredNormalization(Callback):
                     parameter.grad.mul_(factor)
                     if other is not None:
                         parameter.grad.add_(other, alpha=1 - factor)
-        elif self._bias is None and policy_norm > 0:
+        elif self._bias is None and 0 < policy_norm < math.inf:
             self.norms.append(policy_norm)
         self.updates += 1
         self.triggered += self._bias is not None
@@ -138,7 +139,7 @@ def _gradients_of(term: Tensor, module: torch.nn.Module) -> Gradients:
     kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    term.backward(retain_graph=True)
+    (term * ranks.count()).backward(retain_graph=True)  # sharded passes average over ranks; terms are shares of a sum
     gradients = [parameter.grad for parameter in parameters]
     for parameter, gradient in zip(parameters, kept, strict=True):
         parameter.grad = gradient

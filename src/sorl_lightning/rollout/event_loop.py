@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -19,22 +20,34 @@ class EventLoopThread:
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Run to the end and return the result; an interrupt cancels the coroutine."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
-            self._thread.start()
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        future = self.submit(coroutine)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start, and return at once; cancelling the future cancels the coroutine."""
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
+            self._thread.start()
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
     def close(self) -> None:
         """Stop the loop and its thread. Safe to call twice."""
         if self._loop is None or self._thread is None:
             return
+        asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
         self._loop = self._thread = None
+
+    async def _cancel_all(self) -> None:
+        """End what still runs, so that nobody waits for ever for its result."""
+        running = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)

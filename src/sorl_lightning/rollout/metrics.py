@@ -26,6 +26,7 @@ class Summary:
         trajectories: their number.
         tokens: generated tokens.
         failures: groups dropped.
+        dropped: trajectories dropped for a number that is none.
         seconds: wall-clock time of the slowest rank.
         turn_limit: the largest limit under which a trajectory was rolled out, turns.
     """
@@ -34,6 +35,7 @@ class Summary:
     trajectories: int
     tokens: int
     failures: int
+    dropped: int
     seconds: float
     turn_limit: int
 
@@ -47,6 +49,7 @@ class Summary:
             trajectories=self.trajectories + other.trajectories,
             tokens=self.tokens + other.tokens,
             failures=self.failures + other.failures,
+            dropped=self.dropped + other.dropped,
             seconds=max(self.seconds, other.seconds),
             turn_limit=max(self.turn_limit, other.turn_limit),
         )
@@ -65,6 +68,7 @@ def summarize(collection: Collection) -> Summary:
         trajectories=len(trajectories),
         tokens=sum(trajectory.generated_tokens for trajectory in trajectories),
         failures=len(collection.failures),
+        dropped=collection.dropped,
         seconds=collection.seconds,
         turn_limit=max((trajectory.turn_limit for trajectory in trajectories), default=0),
     )

@@ -2,6 +2,8 @@
 
 from sorl_lightning.rollout.environments.alfworld import AlfWorld
 from sorl_lightning.rollout.environments.gymnasium_text import GymnasiumActions, GymnasiumText
+from sorl_lightning.rollout.environments.mixture import Member, Mixture
+from sorl_lightning.rollout.environments.multi_hop_search import MultiHopSearch
 from sorl_lightning.rollout.environments.multiple_choice import MultipleChoice
 from sorl_lightning.rollout.environments.scienceworld import ScienceWorld
 from sorl_lightning.rollout.environments.textworld_express import TextWorldExpress
@@ -18,6 +20,9 @@ __all__ = [
     "ShopFiles",
     "ShopServer",
     "MultipleChoice",
+    "MultiHopSearch",
+    "Mixture",
+    "Member",
     "GymnasiumText",
     "GymnasiumActions",
 ]

@@ -1,0 +1,102 @@
+"""One or several servers that hold the same weights."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+from sorl_lightning.rollout.engine import GenerationRequest
+from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.vllm.client import Client
+from sorl_lightning.rollout.vllm.wire import ROUTE, TIMEOUT, Answer, Server, body, inspect, parse
+
+
+class Fleet:
+    """Connections to servers, in an event loop of their own: used from the training thread and from any loop alike.
+
+    Args:
+        urls: addresses.
+        model: name under which all serve the policy.
+        concurrency: most turns in flight, for each server.
+        request_timeout: seconds that a turn may take.
+        attempts: times that a turn is asked for.
+    """
+
+    def __init__(
+        self, urls: Sequence[str], model: str, concurrency: int, request_timeout: float, attempts: int
+    ) -> None:
+        self.urls = urls
+        self.model = model
+        self.concurrency = concurrency
+        self.request_timeout = request_timeout
+        self.attempts = attempts
+        self.loop = EventLoopThread()
+        self.servers: list[Server] = []
+        self._clients: list[Client] = []
+
+    def meet(self, timeout: float) -> None:
+        """Wait until all servers are up; the first time, ask each what it can do.
+
+        Raises:
+            ConfigurationError: one cannot do what is asked of it.
+            EngineOutage: one is not up within ``timeout`` seconds.
+        """
+        self.loop.run(self._meet(timeout))
+
+    async def _meet(self, timeout: float) -> None:
+        if not self._clients:
+            self._clients = [Client(url, self.concurrency) for url in self.urls]
+        await asyncio.gather(*(client.wait_until_healthy(timeout) for client in self._clients))
+        if not self.servers:
+            self.servers = list(await asyncio.gather(*(inspect(client, self.model) for client in self._clients)))
+
+    def post(self, route: str, timeout: float) -> Future[None]:
+        """Ask every server the same."""
+
+        async def ask() -> None:
+            await asyncio.gather(*(client.post(route, None, timeout) for client in self._clients))
+
+        return self.loop.submit(ask())
+
+    def holds(self, name: str) -> bool:
+        """Whether all servers hold the weights ``name``: a server that was restarted does not."""
+
+        async def ask() -> list[dict[str, Any]]:
+            return await asyncio.gather(*(client.get("/weight_info", TIMEOUT) for client in self._clients))
+
+        return all(answer.get("weight_version") == name for answer in self.loop.run(ask()))
+
+    async def turn(self, server: Server, request: GenerationRequest, name: str, probe: bool = False) -> Answer:
+        """One turn by the weights ``name``, or by what came after them; with the prompt's scores for a probe."""
+
+        async def ask() -> Answer:
+            question = body(server, self.model, request, salt=name, prompt_logprobs=probe)
+            answer = await server.client.retried(
+                ROUTE[server.route],
+                question,
+                lambda received: parse(server, received, request.max_tokens),
+                self.request_timeout,
+                self.attempts,
+            )
+            if answer.versions is not None:
+                return answer
+            held = await server.client.get("/weight_info", TIMEOUT)
+            # Where the answer does not say, tokens count as old as the request: weights may have changed since.
+            known = name if held.get("weight_version", "").startswith(name.partition(":")[0]) else "unknown"
+            return replace(answer, versions=(known,) * len(answer.token_ids))
+
+        return await asyncio.wrap_future(self.loop.submit(ask()))
+
+    def close(self) -> None:
+        """Close connections and loop. Safe to call twice."""
+
+        async def close() -> None:
+            await asyncio.gather(*(client.close() for client in self._clients))
+
+        if self._clients:
+            self.loop.run(close())
+        self.loop.close()
+        self._clients, self.servers = [], []

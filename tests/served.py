@@ -1,0 +1,114 @@
+"""vLLM servers for tests: fake ones, and real ones where ``make vllm`` has been run."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+
+from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
+from sorl_lightning.rollout.engines import VLLMEngine
+from sorl_lightning.rollout.vllm.launch import Launch, free_port
+from sorl_lightning.rollout.vllm.probe import Nowhere
+from sorl_lightning.rollout.vllm.process import ServerProcess
+from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, WeightTransport
+from sorl_lightning.sharding import full_weights
+from sorl_lightning.testing.fake_vllm import FakeVLLM
+
+PYTHON = Path(os.environ.get("SORL_VLLM_PYTHON", Path(__file__).parents[1] / ".venv-vllm/bin/python"))
+CONTEXT = 256
+SHAPE = {
+    "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": CONTEXT, "initializer_range": 0.1,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """A server, and how to reach it.
+
+    Attributes:
+        real: whether vLLM runs there.
+        url: where.
+        tied: whether it serves a model whose output head is its embedding.
+        backend: of weight transfer.
+    """
+
+    real: bool
+    url: str
+    tied: bool
+    backend: str
+
+    def policy(self, seed: int = 0) -> PreTrainedModel:
+        return tiny(self.tied, seed)
+
+    def engine(self, **settings: Any) -> VLLMEngine:
+        transport: WeightTransport = DiskTransport() if self.backend == "disk" else GlooTransport()
+        return VLLMEngine([self.url], transport=transport, **{"probe_every": 1, "probe_tolerance": 5e-5, **settings})
+
+
+def tiny(tied: bool, seed: int = 0) -> PreTrainedModel:
+    """A model whose next tokens differ clearly."""
+    torch.manual_seed(seed)
+    if tied:
+        return LlamaForCausalLM(LlamaConfig(**SHAPE, tie_word_embeddings=True)).eval()
+    return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)).eval()
+
+
+@contextmanager
+def serve(real: bool, tied: bool, backend: str, tokenizer: Any) -> Iterator[Served]:
+    if not real:
+        with FakeVLLM(tiny(tied), CONTEXT, backend) as fake:
+            yield Served(real=False, url=fake.url, tied=tied, backend=backend)
+        return
+    with real_server(tiny(tied), tokenizer, backend) as (server, url):
+        assert server.healthy()
+        yield Served(real=True, url=url, tied=tied, backend=backend)
+
+
+@contextmanager
+def real_server(
+    policy: PreTrainedModel, tokenizer: Any, backend: str = "disk", restarts: int = 0, flags: Sequence[str] = ()
+) -> Iterator[tuple[ServerProcess, str]]:
+    if not PYTHON.exists():
+        pytest.skip(f"no vLLM at {PYTHON}: make vllm")
+    folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-test-"))
+    launch = Launch(
+        folder=folder, port=free_port(), model="policy", backend=backend, dtype="float32", context=CONTEXT, cpu=True,
+        python=str(PYTHON), flags=flags,
+    )  # fmt: skip
+    launch.prepare(policy, tokenizer)
+    server = ServerProcess(launch.command(), launch.variables(), launch.url, folder / "log", restarts)
+    try:
+        server.start(timeout=600)
+        yield server, launch.url
+    finally:
+        server.stop()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def push(engine: VLLMEngine, policy: PreTrainedModel, version: int) -> None:
+    engine.load_weights(full_weights(policy), version)
+
+
+def request(prompt: Sequence[int], key: int = 0, **changes: Any) -> GenerationRequest:
+    settings: dict[str, Any] = {"max_tokens": 8, "stop_token_ids": (), "temperature": 1.0, "seed": key, **changes}
+    return GenerationRequest(
+        trajectory=TrajectoryKey(key, 0), prompt_ids=tuple(prompt), environment=Nowhere(), **settings
+    )
+
+
+@torch.no_grad()
+def scores(policy: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], temperature: float) -> torch.Tensor:
+    """Log-probabilities [tokens, vocabulary] of what follows the prompt."""
+    logits = policy(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].float()
+    return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
