@@ -193,6 +193,7 @@ def test_imitation_learns_what_the_expert_says(fit) -> None:
     ("settings", "objective", "message"),
     [
         ({"max_turns": 0}, PolicyGradient(), r"data.max_turns must be at least 1, got 0"),
+        ({"step_timeout": 0.0}, PolicyGradient(), r"data.step_timeout must be above 0 seconds, got 0.0"),
         ({"group_size": 1}, PolicyGradient(), r"data.group_size must be at least 2, got 1"),
         ({"group_size": 2}, Imitation(), r"data.group_size=1, got 2"),
         ({"temperature": 0.0}, PolicyGradient(), r"data.temperature must be above 0"),
