@@ -13,7 +13,7 @@ FLOORS = {
     "": 5, "__main__": 5, "cli": 5, "commands": 5,
     "module": 4, "datamodule": 4, "streams": 4, "callbacks": 4, "tally": 2,
     "rollout": 3,
-    "objectives": 2, "models": 2, "control": 2,
+    "objectives": 2, "models": 2, "control": 2, "critic": 2,
     "functional": 1,
     "types": 0, "errors": 0, "interfaces": 0, "assets": 0,
 }  # fmt: skip

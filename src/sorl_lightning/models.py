@@ -184,8 +184,11 @@ class PolicyNetwork(nn.Module):
         position_ids: Int[Tensor, "B T"],
         generated: Bool[Tensor, "B T"],
         temperature: float = 1.0,
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
+        value_head: nn.Module | None = None,
+    ) -> tuple[Float[Tensor, "B T"], ...]:
         """Log-probability and entropy at each generated token, nats; 0 elsewhere.
+
+        With ``value_head``, a critic's head on this backbone, a third result: its value of the state after each token.
 
         The value at token t is that of ``input_ids[:, t]`` given the tokens before it: nothing is shifted for the
         caller. Rows are padded on the right, so causal attention needs no mask.
@@ -205,7 +208,8 @@ class PolicyNetwork(nn.Module):
         # A row of padding must still reach every parameter, or sharded backward passes wait for ever.
         anchor = hidden.sum() * 0.0
         blank = anchor.expand(generated.shape)
-        return blank.masked_scatter(generated, logprobs), blank.masked_scatter(generated, entropy)
+        outputs = blank.masked_scatter(generated, logprobs), blank.masked_scatter(generated, entropy)
+        return outputs if value_head is None else (*outputs, value_head(hidden).squeeze(-1))
 
 
 def without_dropout(model: PreTrainedModel) -> PreTrainedModel:

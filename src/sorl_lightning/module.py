@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -14,17 +15,19 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from sorl_lightning.control import KLSchedule
+from sorl_lightning.critic import Critic, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
-from sorl_lightning.objectives import Objective
+from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.metrics import constant_groups, trajectory_metrics
-from sorl_lightning.rollout.packing import lengths, select
+from sorl_lightning.rollout.packing import lengths, select, split_trajectories
 from sorl_lightning.tally import Tally
-from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
+from sorl_lightning.types import Ending, LossTerms, RolloutBatch, Trajectory
 
 ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
+WITH_MAXIMUM = ("ratio", "mismatch_kl")  # figures of tokens whose largest value is logged beside the mean
 
 
 def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -41,6 +44,7 @@ class AgentModule(L.LightningModule):
         optimizer: called with the parameters; for a small model take a larger learning rate than the default's 1e-6.
         lr_scheduler: called with the optimizer, stepped once an optimiser step; None keeps the rate.
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
+        critic: learns values beside the policy, for the advantage "gae".
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
     """
 
@@ -51,6 +55,7 @@ class AgentModule(L.LightningModule):
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
         reference: ModelSource | None = None,
+        critic: Critic | None = None,
         temperature: float = 1.0,
     ) -> None:
         super().__init__()
@@ -59,11 +64,15 @@ class AgentModule(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.reference_source = reference
+        self.critic = critic
         self.temperature = temperature
         self.kl_schedule = KLSchedule()
         self.policy_version = 0
         self.policy: PolicyNetwork | None = None
+        self.value_network: ValueNetwork | None = None
         self.loss_terms: LossTerms | None = None
+        self.token_figures: Mapping[str, Tensor] = {}
+        self._explained_variance: float | None = None
         self._tally = Tally()
         # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
         self._frozen: dict[str, PolicyNetwork] = {}
@@ -78,6 +87,10 @@ class AgentModule(L.LightningModule):
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
         self.policy = PolicyNetwork(model)
+        if self.critic is not None:
+            own = self.critic.backbone == "own"
+            source = self.critic.source or self.source
+            self.value_network = ValueNetwork(source.load()[0] if own else model, own)
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -98,7 +111,13 @@ class AgentModule(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
-        optimizer = self.optimizer(self.policy.parameters())
+        parameters: Any = self.policy.parameters()
+        if self.critic is not None and self.value_network is not None:
+            group: dict[str, Any] = {"params": list(self.value_network.parameters())}
+            if self.critic.lr is not None:
+                group["lr"] = self.critic.lr
+            parameters = [{"params": list(parameters)}, group]
+        optimizer = self.optimizer(parameters)
         if self.lr_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}
@@ -108,61 +127,116 @@ class AgentModule(L.LightningModule):
 
     @torch.no_grad()
     def annotate(self, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
-        """Advantages, and the reference's log-probabilities where the objective needs them."""
-        advantages = self.objective.advantages(trajectories)
-        changes: dict[str, Tensor | None] = {
-            "advantages": torch.where(rows.generated, advantages[rows.trajectory], 0.0)
-        }
+        """Advantages, and the log-probabilities and values that the objective needs beside those of the engine."""
+        self._check_rows(rows)
         if "reference" in self._frozen:
-            changes["reference_logprobs"] = self._score(self._frozen["reference"].to(self.device), rows)
-        return rows.replace(**changes)
+            reference = self._frozen["reference"].to(self.device)
+            rows = rows.replace(reference_logprobs=self._score(rows, lambda part: self._logprobs(reference, part)))
+        if isinstance(self.objective, HasOldPolicy) and self.objective.needs_old_logprobs:
+            assert self.policy is not None
+            policy = self.policy
+            rows = rows.replace(old_logprobs=self._score(rows, lambda part: self._logprobs(policy, part)))
+        if self.critic is not None:
+            return self._estimate(self.critic, rows, trajectories)
+        return rows.replace(advantages=spread(self.objective.advantages(trajectories), rows))
 
-    def _score(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
-        """Log-probabilities of the generated tokens, a few rows at a time, on the CPU."""
+    def _estimate(self, critic: Critic, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
+        assert isinstance(self.objective, HasCriticRewards)
+        truncated = torch.tensor([trajectory.ending is not Ending.DONE for trajectory in trajectories])
+        after = self._score(rows, lambda part: self._forward(part)[2])
+        rows = critic.estimate(rows, after, self.objective.token_rewards(rows), truncated)
+        self._explained_variance = explained_variance(rows)
+        return rows
+
+    def _score(self, rows: RolloutBatch, score: Callable[[RolloutBatch], Tensor]) -> Tensor:
+        """A number for each token up to its row's last generated one, a few rows at a time, on the CPU."""
         scores = torch.zeros(rows.turn.shape)
         order = torch.argsort(lengths(rows))
         for index in order.split(ROWS_AT_ONCE):
-            part = select(rows, index).to(self.device)
-            logprobs, _ = network(part.input_ids, part.position_ids, part.generated, self.temperature)
-            scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
+            part = score(select(rows, index).to(self.device))
+            scores[index, : part.shape[1]] = part.float().cpu()
         return scores
+
+    def _logprobs(self, network: PolicyNetwork, part: RolloutBatch) -> Tensor:
+        return network(part.input_ids, part.position_ids, part.generated, self.temperature)[0]
+
+    def _forward(self, batch: RolloutBatch) -> tuple[Tensor, ...]:
+        """Log-probability and entropy of each token; with a critic, the value after it."""
+        assert self.policy is not None
+        inputs = (batch.input_ids, batch.position_ids, batch.generated, self.temperature)
+        if self.value_network is None:
+            return self.policy(*inputs)
+        if self.value_network.backbone is None:
+            return self.policy(*inputs, value_head=self.value_network.head)
+        return *self.policy(*inputs), self.value_network(batch.input_ids, batch.position_ids)
+
+    def _check_rows(self, rows: RolloutBatch) -> None:
+        pools = isinstance(self.objective, HasOldPolicy) and self.objective.pools_trajectories
+        if pools and self.trainer.accumulate_grad_batches > 1 and split_trajectories(rows):
+            raise ConfigurationError(
+                "objective level 'sequence' pools over whole trajectories, but the chat template rewrites history and "
+                "splits them into rows, which data.micro_batches="
+                f"{self.trainer.accumulate_grad_batches} may part: set data.micro_batches to 1"
+            )
 
     # Training
 
     @override
     def on_fit_start(self) -> None:
         self.objective.check(self._data().group_size)
+        needs_critic = isinstance(self.objective, HasCriticRewards) and self.objective.needs_critic
+        if needs_critic and self.critic is None:
+            raise ConfigurationError("objective.advantage='gae' needs a critic, and model.critic is null")
+        if self.critic is not None and not needs_critic:
+            raise ConfigurationError(
+                "model.critic is set, but no advantage comes from it: set objective.advantage='gae', or model.critic "
+                "to null"
+            )
 
     @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
-        assert self.policy is not None
         if batch_idx == 0:
             self._training_start, self._trained_tokens = time.perf_counter(), 0
             self._log_collection(self._data().collection)
-        logprobs, entropy = self.policy(batch.input_ids, batch.position_ids, batch.generated, self.temperature)
+        logprobs, entropy, *values = self._forward(batch)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
-        self.loss_terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
-        self._account(batch, entropy, metrics)
+        terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
+        if self.critic is not None:
+            terms = dataclasses.replace(terms, value=self.critic.loss(batch, values[0].roll(1, dims=1), weights))
+        self.token_figures = {"entropy": entropy.detach(), **metrics}
+        self._account(batch, terms)
+        # Nobody has a policy's gradient to act on while the critic warms up alone.
+        self.loss_terms = None if self._warming() else terms
+        loss = terms.value if self._warming() and terms.value is not None else terms.total
         # Lightning divides by the number of micro-batches; the weights have done so already.
-        return self.loss_terms.total * self.trainer.accumulate_grad_batches
+        return loss * self.trainer.accumulate_grad_batches
 
-    def _account(self, batch: RolloutBatch, entropy: Tensor, metrics: Any) -> None:
-        assert self.loss_terms is not None
+    def _warming(self) -> bool:
+        return self.critic is not None and self.trainer.current_epoch < self.critic.warmup
+
+    @override
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._warming() and self.policy is not None:
+            for parameter in self.policy.parameters():  # a gradient of 0 would still let weight decay move them
+                parameter.grad = None
+
+    def _account(self, batch: RolloutBatch, terms: LossTerms) -> None:
         mask = batch.generated
         self._trained_tokens += int(mask.sum())
-        self._tally.add("train/loss", self.loss_terms.total)
-        self._tally.add("train/policy_loss", self.loss_terms.policy)
-        self._tally.add_mean("train/entropy", entropy, mask)
+        self._tally.add("train/loss", terms.total)
+        self._tally.add("train/policy_loss", terms.policy)
+        if terms.value is not None:
+            self._tally.add("train/value_loss", terms.value)
         staleness = (self.policy_version - batch.policy_version).float()
         self._tally.add_mean("train/staleness", staleness, mask)
         self._tally.add_mean("train/advantage", batch.advantages, mask)
         self._tally.add_mean("train/advantage_variance", batch.advantages**2, mask)
-        for name, values in metrics.items():
+        for name, values in self.token_figures.items():
             self._tally.add_mean(f"train/{name}", values, mask)
-        if "ratio" in metrics:
-            self._tally.add_maximum("train/ratio_max", metrics["ratio"], mask)
-        if self.loss_terms.clipped is not None:
-            turns, touched = touched_turns(batch, self.loss_terms.clipped)
+            if name in WITH_MAXIMUM:
+                self._tally.add_maximum(f"train/{name}_max", values, mask)
+        if terms.clipped is not None:
+            turns, touched = touched_turns(batch, terms.clipped)
             self._tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
 
     @override
@@ -187,7 +261,7 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: RolloutBatch, batch_idx: int) -> None:
-        self.loss_terms = None
+        self.loss_terms, self.token_figures = None, {}
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return
         figures = self._tally.flush()
@@ -205,17 +279,20 @@ class AgentModule(L.LightningModule):
         """Rollout figures, against the version of the weights that were rolled out."""
         if collection is None:
             return
-        trajectories = collection.trajectories
+        trajectories = collection.played
         metrics = {f"rollout/{name}": value for name, value in trajectory_metrics(trajectories).items()}
         generated = sum(trajectory.generated_tokens for trajectory in trajectories)
         metrics |= {
             "rollout/constant_groups": constant_groups(trajectories),
+            "rollout/discarded_groups": float(len({trajectory.group for trajectory in collection.discarded})),
             "rollout/failed_groups": float(len(collection.failures)),
             "rollout/seconds": collection.seconds,
             "rollout/turn_limit": float(max(trajectory.turn_limit for trajectory in trajectories)),
             "throughput/generated_tokens_per_second": generated / collection.seconds,
             "collection": float(collection.index),
         }
+        if self._explained_variance is not None:
+            metrics["critic/explained_variance"] = self._explained_variance
         for logger in self.loggers:
             logger.log_metrics(metrics, step=collection.policy_version)
         for name, value in metrics.items():
@@ -259,6 +336,12 @@ class AgentModule(L.LightningModule):
 
     def _data(self) -> Any:
         return self.trainer.datamodule  # type: ignore[attr-defined]
+
+
+def spread(advantages: Tensor, rows: RolloutBatch) -> Tensor:
+    """Give each generated token the advantage of its trajectory ([N]) or of its turn of it ([N, K])."""
+    place = (rows.trajectory,) if advantages.ndim == 1 else (rows.trajectory, rows.turn.clamp(min=0))
+    return torch.where(rows.generated, advantages[place], 0.0)
 
 
 def touched_turns(batch: RolloutBatch, clipped: Tensor) -> tuple[Tensor, Tensor]:

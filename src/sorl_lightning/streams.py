@@ -9,17 +9,25 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sorl_lightning.functional.weights import each_turn_weights, token_weights, trajectory_weights, turn_weights
+from sorl_lightning.functional.weights import (
+    each_turn_weights,
+    fixed_weights,
+    token_weights,
+    trajectory_weights,
+    turn_weights,
+)
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
 from sorl_lightning.types import RolloutBatch
 
-Aggregation = Literal["trajectory", "token", "turn"]
-AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor], Tensor]] = {
-    "trajectory": trajectory_weights,
-    "token": lambda turn, trajectory: token_weights(turn),
-    "turn": each_turn_weights,
+Aggregation = Literal["trajectory", "token", "turn", "fixed"]
+# Each from turns, trajectories and the most tokens that a trajectory can generate.
+AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "trajectory": lambda turn, trajectory, _: trajectory_weights(turn, trajectory),
+    "token": lambda turn, trajectory, _: token_weights(turn),
+    "turn": lambda turn, trajectory, _: each_turn_weights(turn, trajectory),
+    "fixed": lambda turn, trajectory, length: fixed_weights(turn, length, trajectory),
 }
 
 
@@ -32,13 +40,17 @@ class Sealed:
 
 @dataclass(frozen=True, kw_only=True)
 class UpdatePlan:
-    """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule."""
+    """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule.
+
+    ``length``, max_turns x max_tokens, is what the aggregation "fixed" divides by.
+    """
 
     mini_batches: int
     passes: int
     micro_batches: int
     token_budget: int | None
     aggregation: Aggregation
+    length: int
     seed: int
 
     def __len__(self) -> int:
@@ -71,9 +83,9 @@ class UpdatePlan:
         return balance(row_lengths, self.micro_batches, self.token_budget)
 
     def _weigh(self, update: RolloutBatch) -> RolloutBatch:
-        """Weights that sum to 1 over the optimiser batch, all its micro-batches together."""
+        """Weights that sum to 1 over the optimiser batch, all its micro-batches together (not so "fixed")."""
         return update.replace(
-            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory),
+            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory, self.length),
             turn_weights=turn_weights(update.turn, update.trajectory),
         )
 

@@ -132,6 +132,14 @@ class Trajectory:
         """Tokens that the policy generated, over all turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns)
 
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Reward of each turn; they sum to ``reward``: what a reward function changed is on the last."""
+        rewards = [turn.reward for turn in self.turns]
+        if rewards and sum(rewards) != self.reward:
+            rewards[-1] += self.reward - sum(rewards)
+        return tuple(rewards)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBatch:
@@ -148,6 +156,8 @@ class RolloutBatch:
         advantages: advantage of each generated token.
         trajectory_weights: weight of each token when trajectories count equally; sums to 1 over the optimiser batch.
         turn_weights: the same when turns count equally.
+        old_logprobs: log-probability under the trainer's own weights at the start of the collection, nats; None where
+            ``behaviour_logprobs`` stand for it.
         reference_logprobs: log-probability under the reference model, nats.
         values: the critic's value before the token; returns: its target.
     """
@@ -162,6 +172,7 @@ class RolloutBatch:
     advantages: Float[Tensor, "B T"]
     trajectory_weights: Float[Tensor, "B T"]
     turn_weights: Float[Tensor, "B T"]
+    old_logprobs: Float[Tensor, "B T"] | None = None
     reference_logprobs: Float[Tensor, "B T"] | None = None
     values: Float[Tensor, "B T"] | None = None
     returns: Float[Tensor, "B T"] | None = None

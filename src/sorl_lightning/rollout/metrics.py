@@ -35,7 +35,13 @@ def trajectory_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 def constant_groups(trajectories: Sequence[Trajectory]) -> float:
     """Share of groups whose siblings all have the same reward: no signal for a group baseline."""
+    groups = {trajectory.group for trajectory in trajectories}
+    return len(constant_group_ids(trajectories)) / len(groups) if groups else 0.0
+
+
+def constant_group_ids(trajectories: Sequence[Trajectory]) -> list[int]:
+    """The groups whose siblings all have the same reward (groups of one are), in order."""
     rewards: dict[int, list[float]] = {}
     for trajectory in trajectories:
         rewards.setdefault(trajectory.group, []).append(trajectory.reward)
-    return mean([max(group) - min(group) <= 1e-8 * max(map(abs, group)) for group in rewards.values()])
+    return [number for number, group in rewards.items() if max(group) - min(group) <= 1e-8 * max(map(abs, group))]

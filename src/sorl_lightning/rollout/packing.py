@@ -48,11 +48,11 @@ class _Row:
 def rows_of(index: int, trajectory: Trajectory) -> Iterator[_Row]:
     """The rows of one trajectory: a new one starts where a prompt does not extend the previous turn's tokens."""
     row = _Row(index)
-    for turn in trajectory.turns:
+    for turn, reward in zip(trajectory.turns, trajectory.turn_rewards, strict=True):
         if row.input_ids and not row.extended_by(turn):
             yield row
             row = _Row(index)
-        row.add_turn(turn, turn.reward)
+        row.add_turn(turn, reward)
     if row.input_ids:
         yield row
 
@@ -110,11 +110,17 @@ def lengths(rows: RolloutBatch) -> Tensor:
     return (positions * rows.generated).amax(dim=1)
 
 
+def split_trajectories(rows: RolloutBatch) -> bool:
+    """Whether a trajectory has generated tokens in more than one row."""
+    owners = rows.trajectory[:, 0][rows.generated.any(dim=1)]
+    return len(owners) > len(owners.unique())
+
+
 def select(rows: RolloutBatch, index: Tensor) -> RolloutBatch:
     """Rows ``index``, cut to the longest of them."""
     if len(index) == 0:
         blank = padding_batch()
-        optional = ("reference_logprobs", "values", "returns")
+        optional = ("old_logprobs", "reference_logprobs", "values", "returns")
         return blank.replace(**{name: torch.zeros(1, 2) for name in optional if getattr(rows, name) is not None})
     width = max(2, int(lengths(rows)[index].max()))
     return rows.map(lambda tensor: tensor[index, :width])

@@ -1,0 +1,7 @@
+"""What a policy is trained for: hyper-parameters beside the pure functions of ``functional``."""
+
+from sorl_lightning.objectives.imitation import Imitation
+from sorl_lightning.objectives.objective import HasCriticRewards, HasOldPolicy, Metrics, Objective
+from sorl_lightning.objectives.policy_gradient import Mismatch, PolicyGradient
+
+__all__ = ["HasCriticRewards", "HasOldPolicy", "Imitation", "Metrics", "Mismatch", "Objective", "PolicyGradient"]
