@@ -21,13 +21,14 @@ from conftest import agent
 from doubles import Countdown, ScriptedEngine
 from sorl_lightning import cli
 from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
+from sorl_lightning.critic import Critic
 from sorl_lightning.datamodule import RolloutDataModule
-from sorl_lightning.objectives import PolicyGradient
+from sorl_lightning.objectives import Mismatch, PolicyGradient
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
-ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "models", "module",
+ROOMS = ("functional", "rollout", "callbacks", "control", "critic", "datamodule", "interfaces", "models", "module",
          "objectives", "streams", "tally", "types", "errors", "cli", "commands")  # fmt: skip
 
 
@@ -126,10 +127,10 @@ def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> 
     data = RolloutDataModule(
         Countdown(), ScriptedEngine(), tasks_per_collection=2, group_size=2, max_turns=2, max_tokens=4
     )
-    objective = PolicyGradient(kl_coefficient=0.1)
+    objective = PolicyGradient(kl_coefficient=0.1, advantage="gae", old="recompute", mismatch=Mismatch())
     watchers = [ClippingTriggeredNormalization(rule="max1"), TrajectoryLog()]
     logger = TensorBoardLogger(tmp_path, name="", version="run", default_hp_metric=False)
-    fit(agent(objective=objective), data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
+    fit(agent(objective=objective, critic=Critic()), data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     written = {re.sub(r"(ending|environment)/\w+", r"\1/NAME", tag) for tag in events.Tags()["scalars"]}

@@ -60,7 +60,7 @@ class Pretrained(ModelSource):
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"policy path {self.path!r} holds no causal language model: {error}") from error
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(model)
         check_head(model)
         return model, tokenizer
 
@@ -113,6 +113,13 @@ class SmallLlama(ModelSource):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Trade time for memory: keep no activations of a layer, compute them again in the backward pass."""
+    # The older name is deprecated where the newer one exists.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:

@@ -150,11 +150,14 @@ class AgentModule(L.LightningModule):
 
     def _score(self, rows: RolloutBatch, score: Callable[[RolloutBatch], Tensor]) -> Tensor:
         """A number for each token up to its row's last generated one, a few rows at a time, on the CPU."""
-        scores = torch.zeros(rows.turn.shape)
+        scores: Tensor | None = None
         order = torch.argsort(lengths(rows))
         for index in order.split(ROWS_AT_ONCE):
             part = score(select(rows, index).to(self.device))
-            scores[index, : part.shape[1]] = part.float().cpu()
+            part = part.to("cpu", torch.promote_types(part.dtype, torch.float32))
+            scores = part.new_zeros(rows.turn.shape) if scores is None else scores
+            scores[index, : part.shape[1]] = part
+        assert scores is not None
         return scores
 
     def _logprobs(self, network: PolicyNetwork, part: RolloutBatch) -> Tensor:

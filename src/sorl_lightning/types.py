@@ -242,6 +242,9 @@ class LossTerms:
         value: critic loss; None without a critic.
         clip_bias: scalar whose gradient is the clipping bias C; None where nothing can clip.
         clipped: tokens whose ratio was clipped, bool [B, T].
+        policy_by_token: what each token adds to ``policy``; clip_bias_by_token: to ``clip_bias``; both [B, T], for
+            those who scale trajectories apart from one another.
+        weights: weights of the tokens, [B, T].
     """
 
     policy: Tensor
@@ -249,6 +252,9 @@ class LossTerms:
     value: Tensor | None = None
     clip_bias: Tensor | None = None
     clipped: Tensor | None = None
+    policy_by_token: Tensor | None = None
+    clip_bias_by_token: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def total(self) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import warnings
 from collections import deque
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -13,11 +13,12 @@ from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from typing_extensions import override
 
+from sorl_lightning.callbacks.clip_bias import ClippedUpdate, check_trainer
+from sorl_lightning.callbacks.gradients import policy_parameters
 from sorl_lightning.control import HasClipBias, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.losses import FactorRule, clip_factor
-
-Gradients = list[Tensor | None]
+from sorl_lightning.types import LossTerms, RolloutBatch
 
 
 class ClippingTriggeredNormalization(Callback):
@@ -33,11 +34,23 @@ class ClippingTriggeredNormalization(Callback):
             1 / (1 + ||C||).
         tolerance: tau of the rule "relative", above 0.
         window: updates without clipping whose median gradient norm is "usual".
+        norm: "exact", of the gradient; "surrogate", without a second backward pass: the L2 norm of the token vector
+            {weight * ratio * advantage} times the number of tokens (and "usual" is then in the same unit).
+        level: "batch": one factor an update. "trajectory": one for each trajectory, from its own C as though it were
+            the whole batch; with norm "exact" this takes a backward pass for each trajectory with a clipped token.
 
-    Source: Li et al. 2025, arXiv:2511.20718, as reconstructed in docs/papers/sorl.md; "relative" is this project's.
+    Source: Li et al. 2025, arXiv:2511.20718, as reconstructed in docs/papers/sorl.md; "relative", "surrogate" and
+    "trajectory" are this project's.
     """
 
-    def __init__(self, rule: FactorRule = "relative", tolerance: float = 1.0, window: int = 100) -> None:
+    def __init__(
+        self,
+        rule: FactorRule = "relative",
+        tolerance: float = 1.0,
+        window: int = 100,
+        norm: Literal["exact", "surrogate"] = "exact",
+        level: Literal["batch", "trajectory"] = "batch",
+    ) -> None:
         if not tolerance > 0:
             raise ConfigurationError(f"ClippingTriggeredNormalization.tolerance must be above 0, got {tolerance}")
         if window < 1:
@@ -45,54 +58,67 @@ class ClippingTriggeredNormalization(Callback):
         self.rule = rule
         self.tolerance = tolerance
         self.window = window
+        self.norm = norm
+        self.level = level
         self.norms: deque[float] = deque(maxlen=window)
         self.collections = 0
         self.triggered = 0
         self.updates = 0
-        self._bias: Gradients | None = None
-        self._others: Gradients | None = None
+        self._update: ClippedUpdate | None = None
+        self._batch: RolloutBatch | None = None
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if stage == "fit" and trainer.world_size > 1:
-            raise ConfigurationError("ClippingTriggeredNormalization runs on one process, got several")
-        if stage == "fit" and trainer.precision == "16-mixed":
-            raise ConfigurationError(
-                "ClippingTriggeredNormalization needs gradients that no loss scaler has touched: use trainer.precision "
-                "bf16-mixed or 32-true, not 16-mixed"
-            )
+        if stage == "fit":
+            check_trainer(trainer, type(self).__name__)
+
+    @override
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: RolloutBatch, batch_idx: int
+    ) -> None:
+        self._batch = batch
 
     @override
     def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
         terms = owner_of(HasClipBias, pl_module).loss_terms  # type: ignore[type-abstract]
         if terms is None:
             return
-        if terms.clip_bias is not None and terms.clipped is not None and bool(terms.clipped.any()):
-            self._bias = _added(self._bias, _gradients_of(terms.clip_bias, pl_module))
-        others = [term for term in (terms.regularizer, terms.value) if term is not None]
-        if others:
-            self._others = _added(self._others, _gradients_of(sum(others[1:], others[0]), pl_module))
+        if self._update is None:
+            self._update = ClippedUpdate(policy_parameters(pl_module), exact=self.norm == "exact")
+        if self.level == "batch":
+            self._update.add(terms)
+        else:
+            self._scale_trajectories(self._update, terms)
+
+    def _scale_trajectories(self, update: ClippedUpdate, terms: LossTerms) -> None:
+        """Add what makes each trajectory's gradient its own factor times what the loss's backward pass will add."""
+        assert self._batch is not None
+        assert terms.policy_by_token is not None
+        scale = torch.ones_like(terms.policy_by_token)
+        for mask, size in update.add_by_trajectory(terms, self._batch):
+            factor = clip_factor(size, self.rule, self._reference_norm())
+            scale[mask] = factor
+            update.factors.append(factor)
+        if bool((scale != 1).any()):
+            ((scale - 1) * terms.policy_by_token).sum().backward(retain_graph=True)
 
     @override
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: torch.optim.Optimizer
     ) -> None:
-        parameters = list(pl_module.parameters())
-        others = self._others or [None] * len(parameters)
-        policy_norm = _norm([_less(p.grad, other) for p, other in zip(parameters, others, strict=True)])
-        bias_norm = _norm(self._bias) if self._bias is not None else 0.0
-        factor = clip_factor(bias_norm, self.rule, self._reference_norm())
-        if factor != 1.0:
-            for parameter, other in zip(parameters, others, strict=True):
-                if parameter.grad is not None:
-                    parameter.grad.mul_(factor)
-                    if other is not None:
-                        parameter.grad.add_(other, alpha=1 - factor)
-        elif self._bias is None and policy_norm > 0:
-            self.norms.append(policy_norm)
+        update, self._update = self._update, None
+        if update is None:  # the policy does not train now
+            return
+        bias_norm, policy_norm = update.bias_norm(), update.policy_norm()
+        if self.level == "trajectory":
+            factor = statistics.fmean(update.factors) if update.factors else 1.0
+        else:
+            factor = clip_factor(bias_norm, self.rule, self._reference_norm())
+            update.scale(factor)
+        if not update.triggered and policy_norm > 0:
+            self.norms.append(policy_norm if self.norm == "exact" else update.surrogate_norm())
         self.updates += 1
-        self.triggered += self._bias is not None
-        self._bias = self._others = None
+        self.triggered += update.triggered
         figures = {"policy_norm": policy_norm, "bias_norm": bias_norm, "factor": factor}
         figures["triggered"] = self.triggered / self.updates
         pl_module.log_dict({f"normalization/{name}": value for name, value in figures.items()})
@@ -102,7 +128,7 @@ class ClippingTriggeredNormalization(Callback):
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.collections += 1
+        self.collections += self.updates > 0
         if self.collections == 3 and self.rule == "relative" and not self.norms:
             warnings.warn(
                 "ClippingTriggeredNormalization(rule='relative') has seen no update without clipping in 3 collections, "
@@ -122,35 +148,3 @@ class ClippingTriggeredNormalization(Callback):
         self.norms = deque(state_dict["norms"], maxlen=self.window)
         for name in ("collections", "triggered", "updates"):
             setattr(self, name, state_dict[name])
-
-
-def _gradients_of(term: Tensor, module: torch.nn.Module) -> Gradients:
-    """Gradient of ``term`` for each parameter; the graph and the parameters' own gradients stay as they were."""
-    if not term.requires_grad:
-        return [None] * len(list(module.parameters()))
-    parameters = list(module.parameters())
-    kept = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
-        parameter.grad = None
-    term.backward(retain_graph=True)
-    gradients = [parameter.grad for parameter in parameters]
-    for parameter, gradient in zip(parameters, kept, strict=True):
-        parameter.grad = gradient
-    return gradients
-
-
-def _added(total: Gradients | None, gradients: Gradients) -> Gradients:
-    if total is None:
-        return gradients
-    pairs = zip(total, gradients, strict=True)
-    return [new if old is None else old if new is None else old.add_(new) for old, new in pairs]
-
-
-def _less(gradient: Tensor | None, other: Tensor | None) -> Tensor | None:
-    return gradient if gradient is None or other is None else gradient - other
-
-
-def _norm(gradients: Gradients) -> float:
-    """Global L2 norm; norms of micro-batches do not add, so this is taken of the accumulated vector."""
-    norm = torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
-    return float(norm)

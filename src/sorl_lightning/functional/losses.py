@@ -144,6 +144,16 @@ def clip_factor(bias_norm: Number, rule: FactorRule = "max1", reference_norm: Nu
     return 1 / max(bias_norm, 1.0)
 
 
+def weighted(values: Float[Tensor, "*shape"], weights: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``weights * values``, exactly 0 where the weight is, in value and gradient, even at inf or nan.
+
+    Raises:
+        ValueError: shapes that differ.
+    """
+    check_same_shape(values=values, weights=weights)
+    return torch.where(weights == 0, 0, values) * weights
+
+
 def weighted_sum(values: Float[Tensor, "*shape"], weights: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Sum of ``weights * values``: the one reduction of every loss.
 
@@ -157,5 +167,4 @@ def weighted_sum(values: Float[Tensor, "*shape"], weights: Float[Tensor, "*shape
     Raises:
         ValueError: shapes that differ.
     """
-    check_same_shape(values=values, weights=weights)
-    return (torch.where(weights == 0, 0, values) * weights).sum()
+    return weighted(values, weights).sum()

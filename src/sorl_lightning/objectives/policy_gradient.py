@@ -11,7 +11,7 @@ from torch import Tensor
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.divergences import sampled_divergence
-from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted_sum
+from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted, weighted_sum
 from sorl_lightning.functional.ratios import Correction, Level, importance_ratio, mismatch_correction
 from sorl_lightning.functional.turns import pooled
 from sorl_lightning.objectives.advantages import GROUP_KINDS, TURN_KINDS, Kind, advantages_of
@@ -191,11 +191,15 @@ class PolicyGradient(Objective):
         loss, clipped = clipped_surrogate(ratio, advantages, self.epsilon_low, self.epsilon_high, self.dual_clip)
         clipped = clipped & batch.generated
         regularizer, regularizer_metrics = self._regularizer(batch, logprobs, entropy, weights)
+        policy, bias = weighted(loss, weights), weighted(clip_bias(ratio, advantages, clipped), weights)
         terms = LossTerms(
-            policy=weighted_sum(loss, weights),
+            policy=policy.sum(),
             regularizer=regularizer,
-            clip_bias=weighted_sum(clip_bias(ratio, advantages, clipped), weights),
+            clip_bias=bias.sum(),
             clipped=clipped,
+            policy_by_token=policy,
+            clip_bias_by_token=bias,
+            weights=weights,
         )
         metrics |= {"ratio": ratio.detach(), "clip_fraction": clipped.float()}
         metrics["policy_kl"] = torch.where(batch.generated, sampled_divergence(old, logprobs.detach(), "k3"), 0)
