@@ -246,13 +246,16 @@ def test_more_context_than_the_model_has_positions_is_refused(fit) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory")
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
 def test_a_checkpoint_from_the_middle_of_a_collection_is_not_resumed(trainer, tmp_path) -> None:
     saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     trainer(enable_checkpointing=True, callbacks=[saver]).fit(agent(), datamodule=rollouts(mini_batches=3))
+    saved = tmp_path / "step=2.ckpt"
+    trainer().test(
+        agent(), datamodule=rollouts(), ckpt_path=saved, weights_only=False, verbose=False
+    )  # but measured it is
     with pytest.raises(ConfigurationError, match="in the middle of a collection"):
-        trainer(max_epochs=2).fit(
-            agent(), datamodule=rollouts(mini_batches=3), ckpt_path=tmp_path / "step=2.ckpt", weights_only=False
-        )
+        trainer(max_epochs=2).fit(agent(), datamodule=rollouts(mini_batches=3), ckpt_path=saved, weights_only=False)
 
 
 def test_an_overfull_update_is_found_before_the_first_one_trains(fit) -> None:

@@ -105,6 +105,8 @@ def shipped_file(argument: str) -> str:
 ADVICE = (
     ".*args parameter is intended to run from within Python.*",
     ".*does not have many workers.*",
+    ".*callbacks used to create the checkpoint need to be provided.*",
+    ".*The dirpath has changed from.*",
     ".*isinstance.treespec, LeafSpec.*",
     ".*tensorboardX. has been removed.*",
 )

@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.cli import LRSchedulerCallable, OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
@@ -330,7 +331,8 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
+        fitting = self.trainer.state.fn == TrainerFn.FITTING
+        if fitting and not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
             raise ConfigurationError(
                 "ckpt_path was saved in the middle of a collection, whose other trajectories are lost; resume from one "
                 "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"

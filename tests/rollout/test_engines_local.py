@@ -181,7 +181,8 @@ def test_logprobs_are_those_of_a_full_forward(model: PreTrainedModel, max_batch:
     assert min(reasons["stop"], reasons["length"]) > 3
     for turns in played.values():
         for asked, completion in turns:
-            assert completion.logprobs == pytest.approx(full_logprobs(model, asked, completion), abs=1e-5)
+            # float32 on deliberately wide logits, at a temperature below 1
+            assert completion.logprobs == pytest.approx(full_logprobs(model, asked, completion), abs=3e-5)
 
 
 @pytest.mark.parametrize("model", [llama(), qwen3(tie_word_embeddings=True)], ids=["llama", "qwen3-tied"])
@@ -194,7 +195,8 @@ def test_greedy_tokens_are_those_of_generate(model: PreTrainedModel) -> None:
                 ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=6, eos_token_id=[5, 6, 7]
             )
             assert completion.token_ids == tuple(wanted[0, len(asked.prompt_ids) :].tolist())
-            assert completion.logprobs == pytest.approx(full_logprobs(model, asked, completion), abs=1e-5)
+            # float32 on deliberately wide logits, at a temperature below 1
+            assert completion.logprobs == pytest.approx(full_logprobs(model, asked, completion), abs=3e-5)
 
 
 def test_turns_come_back_in_the_order_of_keys() -> None:
