@@ -130,7 +130,8 @@ def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> 
     objective = PolicyGradient(kl_coefficient=0.1, advantage="gae", old="recompute", mismatch=Mismatch())
     watchers = [ClippingTriggeredNormalization(rule="max1"), TrajectoryLog()]
     logger = TensorBoardLogger(tmp_path, name="", version="run", default_hp_metric=False)
-    fit(agent(objective=objective, critic=Critic()), data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
+    module = agent(objective=objective, critic=Critic())
+    fit(module, data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     written = {re.sub(r"(ending|environment)/\w+", r"\1/NAME", tag) for tag in events.Tags()["scalars"]}

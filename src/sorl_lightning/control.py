@@ -6,10 +6,11 @@ callback out *is* the ablation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
@@ -60,6 +61,13 @@ class HasClipBias(Protocol):
     """Owner of the loss terms of the micro-batch in flight: the module."""
 
     loss_terms: LossTerms | None
+
+
+@runtime_checkable
+class HasTokenFigures(Protocol):
+    """Owner of the figures of each token of the micro-batch in flight: the module."""
+
+    token_figures: Mapping[str, Tensor]
 
 
 @runtime_checkable
