@@ -153,7 +153,7 @@ def test_it_has_its_own_rate_in_the_one_optimiser_and_its_place_in_the_checkpoin
     runner.fit(module, datamodule=rollouts())
     assert [group["lr"] for group in runner.optimizers[0].param_groups] == [0.1, 0.5]
     state = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
-    assert torch.equal(state["value_network.head.weight"], module.value_network.head.weight)
+    assert torch.equal(state["value_network.head.linear.weight"], module.value_network.head.linear.weight)
     assert {name.split(".")[0] for name in state} == {"policy", "value_network"}
 
 

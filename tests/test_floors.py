@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parents[1] / "src"
 PACKAGE = "sorl_lightning"
 FLOORS = {
     "": 5, "__main__": 5, "cli": 5, "commands": 5,
-    "module": 4, "datamodule": 4, "streams": 4, "callbacks": 4, "tally": 2,
+    "module": 4, "datamodule": 4, "streams": 4, "callbacks": 4, "strategies": 4, "tally": 2, "sharding": 2, "ranks": 1,
     "rollout": 3,
     "objectives": 2, "models": 2, "control": 2, "critic": 2,
     "functional": 1,
@@ -34,7 +34,8 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"relative import in {path}"
-            found.add(node.module or "")
+            inside = node.module == PACKAGE  # its names are modules
+            found |= {f"{PACKAGE}.{alias.name}" for alias in node.names} if inside else {node.module or ""}
     return found
 
 

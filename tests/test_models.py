@@ -24,9 +24,9 @@ from sorl_lightning.models import (
     SmallLlama,
     check_head,
     frozen,
-    full_weights,
     load_tokenizer,
 )
+from sorl_lightning.sharding import full_weights
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,

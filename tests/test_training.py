@@ -9,7 +9,7 @@ import torch
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
-from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.objectives import Imitation, PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
 
@@ -272,8 +272,11 @@ def test_the_depth_in_force_survives_a_checkpoint() -> None:
     assert (other.rollout_budget.max_turns, other.rollout_budget.ceiling) == (2, 4)
 
 
-def test_several_processes_are_refused() -> None:
-    data = rollouts()
-    data.trainer = type("Pair", (), {"world_size": 2, "limit_val_batches": 0})()  # type: ignore[assignment]
-    with pytest.raises(ConfigurationError, match=r"trainer\.devices must be 1, got 2"):
-        data.setup("fit")
+def test_when_every_group_fails_the_run_stops_with_the_reason(fit) -> None:
+    def fails(task, attempt, text=None):
+        raise OSError("the world ended")
+
+    module = agent()
+    with pytest.raises(RolloutError, match=r"all 3 groups of collection 0 failed.*the world ended"):
+        fit(module, rollouts(Countdown(fails=fails), ScriptedEngine()))
+    assert module.policy_version == 0

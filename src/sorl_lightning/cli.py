@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import transformers
 from jsonargparse import auto_cli
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -23,6 +24,7 @@ from sorl_lightning.callbacks import CollectionAxis, HFExport, TrajectoryLog
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.module import AgentModule
+from sorl_lightning.strategies import FSDP1, FSDP2
 
 PREFIX = "sorl:"
 
@@ -66,10 +68,29 @@ class AgentCLI(LightningCLI):
         parser.add_argument("--warm_start", type=WarmStart | None, default=None, help="model that is trained first")
 
     @override
+    def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
+        config = self.config_init[self.subcommand]["trainer"]
+        return super().instantiate_trainer(**kwargs, **chosen_strategy(config))
+
+    @override
     def before_instantiate_classes(self) -> None:
         warm_start = self.config[self.subcommand].get("warm_start")
         if warm_start is not None and not Path(warm_start.folder).exists():
             prepare(warm_start.config, warm_start.folder)
+
+
+def chosen_strategy(trainer: Any) -> dict[str, Any]:
+    """FSDP2 where there are several devices and no other strategy is asked for.
+
+    Raises:
+        ConfigurationError: FSDP1 is asked for.
+    """
+    if isinstance(trainer.strategy, str) and trainer.strategy.startswith("fsdp"):
+        raise ConfigurationError(FSDP1)
+    if trainer.strategy != "auto" or (trainer.devices in (1, "1") and trainer.num_nodes == 1):
+        return {}
+    place = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
+    return {"strategy": FSDP2()} if L.Trainer(**place, barebones=True).world_size > 1 else {}
 
 
 def prepare(config: str, folder: str) -> None:

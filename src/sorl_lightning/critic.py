@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.advantages import gae, whiten
 from sorl_lightning.functional.losses import clipped_value_loss, weighted_sum
@@ -76,10 +77,13 @@ class Critic:
         turn = torch.where(tokens.mask, 0, -1)
         advantages, returns = gae(tokens.join(rewards), tokens.join(before), turn, bootstrap, self.gamma, self.lam)
         advantages = tokens.split(advantages)
+        if self.whiten:
+            everyone = ranks.pooled(advantages[rows.generated], lambda values: whiten(values[None], _all(values))[0])
+            advantages = fill(rows.generated, everyone)
         return rows.replace(
             values=torch.where(rows.generated, before, 0),
             returns=tokens.split(returns),
-            advantages=whiten(advantages, rows.turn) if self.whiten else advantages,
+            advantages=advantages,
         )
 
     def loss(self, batch: RolloutBatch, values: Tensor, weights: Tensor) -> Tensor:
@@ -133,35 +137,52 @@ class JoinedTokens:
         return self.join(values).gather(1, index)[:, 0]
 
 
-class ValueNetwork(nn.Module):
-    """A value after each token: a linear head, on a backbone of its own or on hidden states that are handed in.
+def _all(values: Tensor) -> Tensor:
+    """Turns of one row in which every token was generated."""
+    return torch.zeros(1, len(values), dtype=torch.long)
 
-    The head starts at 0, so an untrained critic values every state at 0.
+
+class ValueHead(nn.Module):
+    """A value after each token, from hidden states. It starts at 0, so an untrained critic values every state at 0.
 
     Args:
-        model: the model whose hidden states are valued.
-        own: whether its backbone becomes part of this network.
+        model: whose hidden states are valued.
     """
 
-    def __init__(self, model: PreTrainedModel, own: bool) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        width = model.config.get_text_config().hidden_size
-        self.backbone = without_dropout(model).base_model if own else None
-        self.head = nn.Linear(width, 1, dtype=model.dtype)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
+        self.linear = nn.Linear(model.config.get_text_config().hidden_size, 1, dtype=model.dtype)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+        """Value of the state after each token."""
+        return self.linear(hidden).squeeze(-1)
+
+
+class ValueNetwork(nn.Module):
+    """A value after each token, from a backbone of its own.
+
+    Args:
+        model: a causal language model, of which only the backbone is kept.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.backbone = without_dropout(model).base_model
+        self.head = ValueHead(model)
 
     def forward(self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Value of the state after each token, with the own backbone."""
-        assert self.backbone is not None
+        """Value of the state after each token."""
         hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        return self.head(hidden).squeeze(-1)
+        return self.head(hidden)
 
 
 def explained_variance(rows: RolloutBatch) -> float:
-    """1 - Var(returns - values) / Var(returns) over the generated tokens: 1 is a perfect critic, 0 a constant one."""
+    """1 - Var(returns - values) / Var(returns) over the generated tokens of all ranks: 1 is a perfect critic."""
     assert rows.values is not None
     assert rows.returns is not None
-    returns, values = rows.returns[rows.generated].double(), rows.values[rows.generated].double()
+    own = torch.stack([rows.returns[rows.generated].double(), rows.values[rows.generated].double()])
+    returns, values = torch.cat(ranks.gather(own), dim=1)
     spread = returns.var(correction=0) if len(returns) else torch.zeros(())
     return float(1 - (returns - values).var(correction=0) / spread) if spread > 0 else 0.0

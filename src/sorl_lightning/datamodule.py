@@ -10,9 +10,9 @@ import lightning as L
 import torch
 from typing_extensions import override
 
+from sorl_lightning import ranks
 from sorl_lightning.control import Learner, RolloutBudget, owner_of
-from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.models import full_weights
+from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
@@ -22,6 +22,8 @@ from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.metrics import constant_group_ids
 from sorl_lightning.rollout.packing import pack
 from sorl_lightning.rollout.resampling import replace_groups
+from sorl_lightning.sharding import full_weights
+from sorl_lightning.strategies import check_strategy
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
 from sorl_lightning.types import RolloutBatch, Task
 
@@ -146,8 +148,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _check_fit(self) -> None:
         trainer, world = self._trainer(), self._trainer().world_size
-        if world > 1:
-            raise ConfigurationError(f"rollouts run on one process so far: trainer.devices must be 1, got {world}")
+        check_strategy(trainer.strategy)
         module: Any = trainer.lightning_module  # whose policy is not loaded yet, so it is no Learner so far
         if module.temperature != self.temperature:
             raise ConfigurationError(
@@ -212,7 +213,8 @@ class RolloutDataModule(L.LightningDataModule):
             micro_batches=self.micro_batches,
             token_budget=self.token_budget,
             aggregation=self.aggregation,
-            length=self.max_turns * self.max_tokens,
+            max_turns=self.max_turns,
+            max_tokens=self.max_tokens,
             seed=self.seed,
         )
         return RolloutStream(self.collect_rows, plan)
@@ -265,16 +267,17 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self) -> Collection:
         """Pull the weights and roll out the next training collection on this rank."""
         index = self._trainer().current_epoch
-        tasks = self._own_share(self.tasks_of_collection(index))
-        seed = derive_seed(self.seed, "train", index, self._trainer().global_rank)
+        tasks = self.tasks_of_collection(index)
+        seed = derive_seed(self.seed, "train", index)
         collector = self._collector(self.engine, self.temperature, self.group_size)
         collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
         for number in range(self.resample):
             dead = constant_group_ids(collection.trajectories)
-            if not dead:
+            most = max(ranks.gather(len(dead))) * self._trainer().world_size
+            if not most:
                 break
-            tasks = self._own_share(self.tasks_of_round(index, number))[: len(dead)]
-            seed = derive_seed(self.seed, "resample", index, number, self._trainer().global_rank)
+            tasks = self.tasks_of_round(index, number)[:most]
+            seed = derive_seed(self.seed, "resample", index, number)
             fresh = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
             collection = replace_groups(collection, dead, fresh)
         self.collection = collection
@@ -290,17 +293,25 @@ class RolloutDataModule(L.LightningDataModule):
         """Roll out the held-out tasks of ``split`` to full depth, with seeds that never change."""
         engine = self.validation.engine or self.engine
         collector = self._collector(engine, self.validation.temperature, self.validation.n)
-        seed = derive_seed(self.seed, split, self._trainer().global_rank)
-        return self._run(collector, self._own_share(self.tasks(split)), self.max_turns, seed, 0)
+        return self._run(collector, self.tasks(split), self.max_turns, derive_seed(self.seed, split), 0)
 
     def _run(self, collector: Collector, tasks: Sequence[Task], max_turns: int, seed: int, index: int) -> Collection:
-        learner = self._learner()
+        """Pull the weights and roll out this rank's share of ``tasks``: every world-size-th, siblings together."""
+        learner, trainer = self._learner(), self._trainer()
         engine = collector.engine
         if engine not in self._attached:
             engine.attach(learner.policy_model, learner.tokenizer)
             self._attached.append(engine)
         engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
-        return self._loop.run(collector.collect(tasks, max_turns, seed, index, learner.policy_version))
+        own = range(trainer.global_rank, len(tasks), trainer.world_size)
+        share = [tasks[position] for position in own]
+        collection = ranks.together(
+            lambda: self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
+        )
+        if not ranks.anywhere(bool(collection.trajectories)):
+            failures = [failure for failures in ranks.gather(collection.failures[:1]) for failure in failures]
+            raise RolloutError(f"all {len(tasks)} groups of collection {index} failed; the first: {failures[0]}")
+        return collection
 
     def _context(self) -> int:
         """The context limit in force.
@@ -329,10 +340,6 @@ class RolloutDataModule(L.LightningDataModule):
             self.retries,
             self.reward,
         )
-
-    def _own_share(self, tasks: Sequence[Task]) -> Sequence[Task]:
-        trainer = self._trainer()
-        return tasks[trainer.global_rank :: trainer.world_size]
 
     def _trainer(self) -> L.Trainer:
         if self.trainer is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -216,7 +215,7 @@ class PolicyNetwork(nn.Module):
         anchor = hidden.sum() * 0.0
         blank = anchor.expand(generated.shape)
         outputs = blank.masked_scatter(generated, logprobs), blank.masked_scatter(generated, entropy)
-        return outputs if value_head is None else (*outputs, value_head(hidden).squeeze(-1))
+        return outputs if value_head is None else (*outputs, value_head(hidden))
 
 
 def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
@@ -233,10 +232,3 @@ def frozen(model: PreTrainedModel) -> PolicyNetwork:
     """An evaluation copy that never trains: the reference, or a teacher."""
     network = PolicyNetwork(copy.deepcopy(model)).eval()
     return network.requires_grad_(False)
-
-
-def full_weights(model: PreTrainedModel) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name, each gathered from its shards only when its turn comes; tied ones once."""
-    for name, parameter in model.named_parameters():
-        tensor = parameter.detach()
-        yield name, tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor

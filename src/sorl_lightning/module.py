@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import add
 from typing import Any
 
 import lightning as L
@@ -15,15 +17,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
+from sorl_lightning import ranks
 from sorl_lightning.control import KLSchedule
-from sorl_lightning.critic import Critic, ValueNetwork, explained_variance
+from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
 from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
 from sorl_lightning.rollout.collector import Collection
-from sorl_lightning.rollout.metrics import constant_groups, trajectory_metrics
+from sorl_lightning.rollout.metrics import constant_groups, summarize
 from sorl_lightning.rollout.packing import lengths, select, split_trajectories
+from sorl_lightning.sharding import ShardingPlan, gradient_norm, is_sharded
 from sorl_lightning.tally import Tally
 from sorl_lightning.types import Ending, LossTerms, RolloutBatch, Trajectory
 
@@ -70,7 +74,7 @@ class AgentModule(L.LightningModule):
         self.kl_schedule = KLSchedule()
         self.policy_version = 0
         self.policy: PolicyNetwork | None = None
-        self.value_network: ValueNetwork | None = None
+        self.value_network: ValueHead | ValueNetwork | None = None
         self.loss_terms: LossTerms | None = None
         self.token_figures: Mapping[str, Tensor] = {}
         self._explained_variance: float | None = None
@@ -91,7 +95,12 @@ class AgentModule(L.LightningModule):
         if self.critic is not None:
             own = self.critic.backbone == "own"
             source = self.critic.source or self.source
-            self.value_network = ValueNetwork(source.load()[0] if own else model, own)
+            self.value_network = ValueNetwork(source.load()[0]) if own else ValueHead(model)
+        if self.device_mesh is not None:
+            plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
+            critics = [] if self.value_network is None else [self.value_network]
+            for network in (self.policy, *critics, *self._frozen.values()):
+                plan.apply(network, self.device_mesh["data_parallel"])
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -131,7 +140,9 @@ class AgentModule(L.LightningModule):
         """Advantages, and the log-probabilities and values that the objective needs beside those of the engine."""
         self._check_rows(rows)
         if "reference" in self._frozen:
-            reference = self._frozen["reference"].to(self.device)
+            reference = self._frozen["reference"]
+            if not is_sharded(reference):
+                reference.to(self.device)
             rows = rows.replace(reference_logprobs=self._score(rows, lambda part: self._logprobs(reference, part)))
         if isinstance(self.objective, HasOldPolicy) and self.objective.needs_old_logprobs:
             assert self.policy is not None
@@ -139,11 +150,15 @@ class AgentModule(L.LightningModule):
             rows = rows.replace(old_logprobs=self._score(rows, lambda part: self._logprobs(policy, part)))
         if self.critic is not None:
             return self._estimate(self.critic, rows, trajectories)
-        return rows.replace(advantages=spread(self.objective.advantages(trajectories), rows))
+        # A rank without trajectories asks too: some kinds compare those of all ranks.
+        advantages = self.objective.advantages(trajectories)
+        if not trajectories:
+            advantages = torch.zeros(1)
+        return rows.replace(advantages=spread(advantages, rows))
 
     def _estimate(self, critic: Critic, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
         assert isinstance(self.objective, HasCriticRewards)
-        truncated = torch.tensor([trajectory.ending is not Ending.DONE for trajectory in trajectories])
+        truncated = torch.tensor([trajectory.ending is not Ending.DONE for trajectory in trajectories] or [False])
         after = self._score(rows, lambda part: self._forward(part)[2])
         rows = critic.estimate(rows, after, self.objective.token_rewards(rows), truncated)
         self._explained_variance = explained_variance(rows)
@@ -151,13 +166,16 @@ class AgentModule(L.LightningModule):
 
     def _score(self, rows: RolloutBatch, score: Callable[[RolloutBatch], Tensor]) -> Tensor:
         """A number for each token up to its row's last generated one, a few rows at a time, on the CPU."""
+        parts = list(torch.argsort(lengths(rows)).split(ROWS_AT_ONCE))
+        # Sharded networks run as often on every rank: with padding where there are no more rows.
+        parts += [parts[0][:0]] * (max(ranks.gather(len(parts))) - len(parts))
         scores: Tensor | None = None
-        order = torch.argsort(lengths(rows))
-        for index in order.split(ROWS_AT_ONCE):
+        for index in parts:
             part = score(select(rows, index).to(self.device))
             part = part.to("cpu", torch.promote_types(part.dtype, torch.float32))
             scores = part.new_zeros(rows.turn.shape) if scores is None else scores
-            scores[index, : part.shape[1]] = part
+            if len(index):
+                scores[index, : part.shape[1]] = part
         assert scores is not None
         return scores
 
@@ -170,8 +188,8 @@ class AgentModule(L.LightningModule):
         inputs = (batch.input_ids, batch.position_ids, batch.generated, self.temperature)
         if self.value_network is None:
             return self.policy(*inputs)
-        if self.value_network.backbone is None:
-            return self.policy(*inputs, value_head=self.value_network.head)
+        if isinstance(self.value_network, ValueHead):
+            return self.policy(*inputs, value_head=self.value_network)
         return *self.policy(*inputs), self.value_network(batch.input_ids, batch.position_ids)
 
     def _check_rows(self, rows: RolloutBatch) -> None:
@@ -200,7 +218,7 @@ class AgentModule(L.LightningModule):
     @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
         if batch_idx == 0:
-            self._training_start, self._trained_tokens = time.perf_counter(), 0
+            self._training_start, self._trained_tokens = time.perf_counter(), 0.0
             self._log_collection(self._data().collection)
         logprobs, entropy, *values = self._forward(batch)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
@@ -212,8 +230,8 @@ class AgentModule(L.LightningModule):
         # Nobody has a policy's gradient to act on while the critic warms up alone.
         self.loss_terms = None if self._warming() else terms
         loss = terms.value if self._warming() and terms.value is not None else terms.total
-        # Lightning divides by the number of micro-batches; the weights have done so already.
-        return loss * self.trainer.accumulate_grad_batches
+        # Lightning divides by the number of micro-batches and strategies by that of ranks; the weights have done so.
+        return loss * self.trainer.accumulate_grad_batches * ranks.count()
 
     def _warming(self) -> bool:
         return self.critic is not None and self.trainer.current_epoch < self.critic.warmup
@@ -226,7 +244,7 @@ class AgentModule(L.LightningModule):
 
     def _account(self, batch: RolloutBatch, terms: LossTerms) -> None:
         mask = batch.generated
-        self._trained_tokens += int(mask.sum())
+        self._tally.add("tokens", mask.sum())
         self._tally.add("train/loss", terms.total)
         self._tally.add("train/policy_loss", terms.policy)
         if terms.value is not None:
@@ -250,13 +268,12 @@ class AgentModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self._tally.add("train/grad_norm", self._gradient_norm())
+        self._tally.add_mean("train/grad_norm", self._gradient_norm())
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        self._tally.add("train/grad_norm_clipped", self._gradient_norm())
+        self._tally.add_mean("train/grad_norm_clipped", self._gradient_norm())
 
     def _gradient_norm(self) -> Tensor:
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        return torch.nn.utils.get_total_norm(gradients)
+        return gradient_norm(p.grad for p in self.parameters() if p.grad is not None)
 
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -269,6 +286,7 @@ class AgentModule(L.LightningModule):
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return
         figures = self._tally.flush()
+        self._trained_tokens += float(figures.pop("tokens"))
         figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
         figures["kl_schedule/turn_blend"] = torch.tensor(self.kl_schedule.turn_blend)
         shown = "train/clip_fraction"
@@ -283,16 +301,17 @@ class AgentModule(L.LightningModule):
         """Rollout figures, against the version of the weights that were rolled out."""
         if collection is None:
             return
-        trajectories = collection.played
-        metrics = {f"rollout/{name}": value for name, value in trajectory_metrics(trajectories).items()}
-        generated = sum(trajectory.generated_tokens for trajectory in trajectories)
+        shares = ranks.gather((summarize(collection), constant_groups(collection.played)))
+        summary = reduce(add, (summary for summary, _ in shares))
+        groups = max(sum(share.terms for _, share in shares), 1)
+        metrics = {f"rollout/{name}": value for name, value in summary.means.items()}
         metrics |= {
-            "rollout/constant_groups": constant_groups(trajectories),
-            "rollout/discarded_groups": float(len({trajectory.group for trajectory in collection.discarded})),
-            "rollout/failed_groups": float(len(collection.failures)),
-            "rollout/seconds": collection.seconds,
-            "rollout/turn_limit": float(max(trajectory.turn_limit for trajectory in trajectories)),
-            "throughput/generated_tokens_per_second": generated / collection.seconds,
+            "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
+            "rollout/discarded_groups": float(summary.discarded),
+            "rollout/failed_groups": float(summary.failures),
+            "rollout/seconds": summary.seconds,
+            "rollout/turn_limit": float(summary.turn_limit),
+            "throughput/generated_tokens_per_second": summary.tokens / summary.seconds,
             "collection": float(collection.index),
         }
         if self._explained_variance is not None:
@@ -313,15 +332,19 @@ class AgentModule(L.LightningModule):
         self._log_evaluation(batch, "test")
 
     def _log_evaluation(self, collection: Collection, prefix: str) -> None:
-        metrics = trajectory_metrics(collection.trajectories)
-        metrics |= {"failed_groups": float(len(collection.failures)), "seconds": collection.seconds}
-        count = len(collection.trajectories)
+        summary = reduce(add, ranks.gather(summarize(collection)))
+        metrics = {
+            **summary.means,
+            "failed_groups": float(summary.failures),
+            "seconds": summary.seconds,
+            "episodes": float(summary.trajectories),
+        }
         for name, value in metrics.items():
-            shown = name == "success"
+            # Every rank knows the figures of all; one batch holds the whole split.
             self.log(
-                f"{prefix}/{name}", value, prog_bar=shown, batch_size=count, sync_dist=True, add_dataloader_idx=False
-            )
-        self.log(f"{prefix}/episodes", float(count), batch_size=1, reduce_fx="sum", sync_dist=True)
+                f"{prefix}/{name}", value, prog_bar=name == "success", batch_size=1, add_dataloader_idx=False,
+                rank_zero_only=False,
+            )  # fmt: skip
 
     # Checkpoints
 

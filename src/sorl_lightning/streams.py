@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
+from sorl_lightning import ranks
+from sorl_lightning.functional.turns import turn_statistics
 from sorl_lightning.functional.weights import (
     each_turn_weights,
     fixed_weights,
@@ -19,15 +22,15 @@ from sorl_lightning.functional.weights import (
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
-from sorl_lightning.types import RolloutBatch
+from sorl_lightning.types import RolloutBatch, TurnStatistics
 
 Aggregation = Literal["trajectory", "token", "turn", "fixed"]
-# Each from turns, trajectories and the most tokens that a trajectory can generate.
-AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor, int], Tensor]] = {
-    "trajectory": lambda turn, trajectory, _: trajectory_weights(turn, trajectory),
-    "token": lambda turn, trajectory, _: token_weights(turn),
-    "turn": lambda turn, trajectory, _: each_turn_weights(turn, trajectory),
-    "fixed": lambda turn, trajectory, length: fixed_weights(turn, length, trajectory),
+# Each from turns, trajectories, counts of the whole batch, and the most tokens that a trajectory can generate.
+AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor, TurnStatistics, int], Tensor]] = {
+    "trajectory": lambda turn, trajectory, counts, _: trajectory_weights(turn, trajectory, counts),
+    "token": lambda turn, trajectory, counts, _: token_weights(turn, counts),
+    "turn": lambda turn, trajectory, counts, _: each_turn_weights(turn, trajectory, counts),
+    "fixed": lambda turn, trajectory, counts, length: fixed_weights(turn, length, trajectory, counts),
 }
 
 
@@ -42,7 +45,7 @@ class Sealed:
 class UpdatePlan:
     """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule.
 
-    ``length``, max_turns x max_tokens, is what the aggregation "fixed" divides by.
+    Every rank cuts its own rows, into as many micro-batches as the others.
     """
 
     mini_batches: int
@@ -50,7 +53,8 @@ class UpdatePlan:
     micro_batches: int
     token_budget: int | None
     aggregation: Aggregation
-    length: int
+    max_turns: int
+    max_tokens: int
     seed: int
 
     def __len__(self) -> int:
@@ -61,12 +65,13 @@ class UpdatePlan:
         """Micro-batches of collection ``index``: each pass trains every row once, in an order of its own.
 
         Raises:
-            ConfigurationError: an update does not fit the token budget; raised before the first micro-batch.
+            ConfigurationError: an update does not fit the token budget, here or on another rank; raised before the
+                first micro-batch.
         """
-        row_lengths = lengths(rows)
-        updates = [(update, self._split(row_lengths[update])) for update in self._updates(rows, index)]
-        for update, parts in updates:
-            weighed = self._weigh(select(rows, update))
+        row_lengths, updates = lengths(rows), list(self._updates(rows, index))
+        cuts = ranks.together(lambda: [self._split(row_lengths[update]) for update in updates])
+        for update, counts, parts in zip(updates, self._counts(rows, updates), cuts, strict=True):
+            weighed = self._weigh(select(rows, update), counts)
             for part in parts:
                 yield select(weighed, part)
 
@@ -82,11 +87,20 @@ class UpdatePlan:
     def _split(self, row_lengths: Tensor) -> list[Tensor]:
         return balance(row_lengths, self.micro_batches, self.token_budget)
 
-    def _weigh(self, update: RolloutBatch) -> RolloutBatch:
-        """Weights that sum to 1 over the optimiser batch, all its micro-batches together (not so "fixed")."""
+    def _counts(self, rows: RolloutBatch, updates: Sequence[Tensor]) -> list[TurnStatistics]:
+        """Counts of each update over all ranks: what makes a weight of a rank's share one of the whole."""
+        shares = [turn_statistics(rows.turn[u], rows.trajectory[u], depth=self.max_turns) for u in updates]
+        names = [field.name for field in dataclasses.fields(TurnStatistics)]
+        summed = ranks.total(torch.stack([torch.stack([getattr(share, name) for name in names]) for share in shares]))
+        return [TurnStatistics(**dict(zip(names, counts, strict=True))) for counts in summed]
+
+    def _weigh(self, update: RolloutBatch, counts: TurnStatistics) -> RolloutBatch:
+        """Weights that sum to 1 over the optimiser batch: all its micro-batches, on all ranks (not so "fixed")."""
         return update.replace(
-            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory, self.length),
-            turn_weights=turn_weights(update.turn, update.trajectory),
+            trajectory_weights=AGGREGATIONS[self.aggregation](
+                update.turn, update.trajectory, counts, self.max_turns * self.max_tokens
+            ),
+            turn_weights=turn_weights(update.turn, update.trajectory, counts=counts),
         )
 
 

@@ -193,7 +193,7 @@ def test_a_value_gradient_keeps_its_size(fit) -> None:
         module = agent(objective=objective, critic=Critic(backbone="policy"))
         torch.manual_seed(0)
         module.configure_model()
-        torch.nn.init.normal_(module.value_network.head.weight)
+        torch.nn.init.normal_(module.value_network.linear.weight)
         fit(module, data, precision="64-true", callbacks=[*callbacks, recorder])
         return recorder.seen[0], recorder.figures[-1]
 

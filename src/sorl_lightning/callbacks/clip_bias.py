@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 
+from sorl_lightning import ranks
 from sorl_lightning.callbacks.gradients import (
     Gradients,
     added,
@@ -26,15 +27,13 @@ def check_trainer(trainer: L.Trainer, name: str) -> None:
     """Refuse trainers under which a second backward pass has no meaning, in the name of callback ``name``.
 
     Raises:
-        ConfigurationError: DDP, several processes or a loss scaler.
+        ConfigurationError: DDP, or a loss scaler.
     """
     if isinstance(trainer.strategy, DDPStrategy):
         raise ConfigurationError(
-            f"{name} goes backward twice through one forward, which trainer.strategy ddp cannot: use one device, or "
-            "leave the callback out"
+            f"{name} needs gradients that are averaged in every backward pass, which trainer.strategy ddp does once: "
+            "use FSDP2, --config sorl:strategy/fsdp2"
         )
-    if trainer.world_size > 1:
-        raise ConfigurationError(f"{name} runs on one process, got {trainer.world_size}")
     if trainer.precision == "16-mixed":
         raise ConfigurationError(
             f"{name} needs gradients that no loss scaler has touched: use trainer.precision bf16-mixed or 32-true, not "
@@ -110,7 +109,7 @@ class ClippedUpdate:
     def bias_norm(self) -> float:
         """||C||, or its surrogate; 0 where nothing was clipped."""
         if not self.exact:
-            return self._squares["clip_bias"] ** 0.5 * self._tokens
+            return self._surrogate_of("clip_bias")
         return norm(self._bias) if self._bias is not None else 0.0
 
     def policy_norm(self) -> float:
@@ -119,7 +118,11 @@ class ClippedUpdate:
 
     def surrogate_norm(self) -> float:
         """The surrogate of the whole policy gradient: what that of later updates' C may be compared with."""
-        return self._squares["policy"] ** 0.5 * self._tokens
+        return self._surrogate_of("policy")
+
+    def _surrogate_of(self, name: str) -> float:
+        squares, tokens = ranks.total(torch.tensor([self._squares[name], self._tokens], dtype=torch.float64)).tolist()
+        return squares**0.5 * tokens
 
     def scale(self, factor: float) -> None:
         """Multiply the policy's part of the gradient."""

@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from sorl_lightning.callbacks.clipping_meter import ClippingMeter
 from sorl_lightning.callbacks.clipping_triggered_normalization import ClippingTriggeredNormalization
-from sorl_lightning.control import HasTokenFigures, owner_of
+from sorl_lightning.control import HasRolloutBudget, HasTokenFigures, owner_of
 from sorl_lightning.functional.collapse import is_collapsing
 from sorl_lightning.functional.losses import FactorRule
 from sorl_lightning.tally import Tally
@@ -49,11 +49,14 @@ class ClippingMonitor(ClippingMeter):
         self.clip_fraction: list[float] = []
         self._tally = Tally()
         self._measures = True
+        self._depth = turns
         self._warned = False
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         others = trainer.callbacks  # type: ignore[attr-defined]
+        budget = owner_of(HasRolloutBudget, trainer.datamodule).rollout_budget  # type: ignore[attr-defined, type-abstract]
+        self._depth = min(self.turns, budget.ceiling)
         self._measures = not any(isinstance(other, ClippingTriggeredNormalization) for other in others)
         if self._measures:
             super().setup(trainer, pl_module, stage)
@@ -65,8 +68,9 @@ class ClippingMonitor(ClippingMeter):
         turn = self._batch.turn
         if "clip_fraction" in figures:
             self._tally.add_mean("clip_fraction", figures["clip_fraction"], turn >= 0)
-        for index in range(min(self.turns, int(turn.max()) + 1)):
+        for index in range(self._depth):  # on every rank the same, reached or not
             mask = turn == index
+            self._tally.add(f"tokens/{index}", mask.sum())
             for name, shown in FIGURES.items():
                 if name in figures:
                     self._tally.add_mean(f"turns/{shown}/{index}", figures[name], mask)
@@ -79,8 +83,12 @@ class ClippingMonitor(ClippingMeter):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         figures = self._tally.flush()
         self.clip_fraction.append(float(figures.pop("clip_fraction", torch.zeros(()))))
-        for name in [name for name in figures if name.startswith("mean/")]:
-            figures[name.replace("mean/", "turns/advantage_variance/")] -= figures.pop(name) ** 2
+        for index in range(self._depth):
+            reached, mean = figures.pop(f"tokens/{index}", 0) > 0, figures.pop(f"mean/{index}", 0)
+            if reached:
+                figures[f"turns/advantage_variance/{index}"] -= mean**2
+            else:
+                figures = {name: value for name, value in figures.items() if not name.endswith(f"/{index}")}
         pl_module.log_dict(figures)
         self.success.append(float(trainer.callback_metrics.get("rollout/success", 0.0)))
         if not self._warned and is_collapsing(self.success, self.clip_fraction, self.patience):

@@ -5,11 +5,13 @@ from __future__ import annotations
 import statistics
 from typing import Literal
 
+import lightning as L
 import torch
 from typing_extensions import override
 
 from sorl_lightning.callbacks.clip_bias import ClippedUpdate
 from sorl_lightning.callbacks.clipping_meter import ClippingMeter
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.losses import FactorRule, clip_factor
 from sorl_lightning.types import LossTerms
 
@@ -48,6 +50,15 @@ class ClippingTriggeredNormalization(ClippingMeter):
     ) -> None:
         super().__init__(rule, tolerance, window, norm)
         self.level = level
+
+    @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if self.level == "trajectory" and trainer.world_size > 1:
+            raise ConfigurationError(
+                "ClippingTriggeredNormalization.level='trajectory' goes backward as often as a rank has clipped "
+                f"trajectories, which {trainer.world_size} processes do not agree on: use level='batch'"
+            )
 
     @override
     def _measure(self, update: ClippedUpdate, terms: LossTerms) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
+from sorl_lightning import ranks
 from sorl_lightning.control import Learner, owner_of
+from sorl_lightning.sharding import gradient_norm
 from sorl_lightning.types import LossTerms
 
 Gradients = list[Tensor | None]
@@ -22,15 +23,16 @@ def policy_parameters(module: object) -> list[nn.Parameter]:
 def gradients_of(term: Tensor, parameters: Sequence[nn.Parameter]) -> Gradients:
     """Gradient of ``term`` for each parameter; the graph and the parameters' own gradients stay as they were.
 
-    Only the part of the graph that leads to ``parameters`` is gone through: a critic with a backbone of its own costs
-    nothing.
+    On one process only the part of the graph that leads to ``parameters`` is gone through: a critic with a backbone of
+    its own costs nothing.
     """
     if not term.requires_grad:
         return [None] * len(parameters)
     kept = [parameter.grad for parameter in parameters]
     for parameter in parameters:
         parameter.grad = None
-    term.backward(retain_graph=True, inputs=list(parameters))
+    # Strategies average over ranks, whose terms add. Shards are gathered into other leaves, so there all are visited.
+    (term * ranks.count()).backward(retain_graph=True, inputs=list(parameters) if ranks.count() == 1 else None)
     gradients = [parameter.grad for parameter in parameters]
     for parameter, gradient in zip(parameters, kept, strict=True):
         parameter.grad = gradient
@@ -47,7 +49,7 @@ def added(total: Gradients | None, gradients: Gradients) -> Gradients:
 
 def norm(gradients: Gradients) -> float:
     """Global L2 norm; norms of micro-batches do not add, so this is taken of the accumulated vector."""
-    return float(torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None]))
+    return float(gradient_norm(gradient for gradient in gradients if gradient is not None))
 
 
 def rest_norm(parameters: Sequence[nn.Parameter], others: Gradients | None) -> float:
@@ -64,5 +66,5 @@ def other_terms(terms: LossTerms) -> Tensor | None:
 
 
 def has_clipped(terms: LossTerms) -> bool:
-    """Whether a token of the micro-batch was clipped."""
-    return terms.clip_bias is not None and terms.clipped is not None and bool(terms.clipped.any())
+    """Whether a token of the micro-batch was clipped, on any rank."""
+    return terms.clip_bias is not None and terms.clipped is not None and ranks.anywhere(bool(terms.clipped.any()))

@@ -1,7 +1,8 @@
 """Weights of the tokens: the aggregation of every loss.
 
 Each kind but ``fixed_weights`` sums to 1 over the optimiser batch and is 0 where ``turn`` is -1. Compute them on the
-whole batch; ``weighted_sum`` then gives the same gradient for any partition of it into micro-batches.
+whole batch, or on one rank's share of it with the ``counts`` of the whole; ``weighted_sum`` then gives the same
+gradient for any partition into micro-batches and ranks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from sorl_lightning.types import TurnStatistics
 Tail = Literal["drop", "pool"]
 
 
-def trajectory_weights(turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T"]:
+def trajectory_weights(
+    turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] | None = None, counts: TurnStatistics | None = None
+) -> Float[Tensor, "B T"]:
     """Every trajectory counts equally, and equally over its tokens: 1 / (B N_b).
 
     B counts the trajectories with a generated token and N_b the generated tokens of trajectory b, over all its rows.
@@ -29,16 +32,19 @@ def trajectory_weights(turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] 
     Args:
         turn: turn of each token, -1 where the policy did not generate it.
         trajectory: trajectory of each token; None: one per row.
+        counts: the statistics of the whole optimiser batch, where ``turn`` is one rank's share of it.
 
     Raises:
         ValueError: shapes that differ.
 
     Source: Zhou et al. 2026, arXiv:2607.05804, sec. 5.2 (w_traj).
     """
-    return _equal(segments(turn, trajectory, "trajectory"))
+    return _equal(segments(turn, trajectory, "trajectory"), None if counts is None else _trajectories(counts))
 
 
-def each_turn_weights(turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] | None = None) -> Float[Tensor, "B T"]:
+def each_turn_weights(
+    turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] | None = None, counts: TurnStatistics | None = None
+) -> Float[Tensor, "B T"]:
     """Every turn of every trajectory counts equally, and equally over its tokens. Known as ``turn_mean``.
 
     Unlike ``turn_weights`` it gives deep turns no more than their number.
@@ -46,25 +52,31 @@ def each_turn_weights(turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] |
     Args:
         turn: turn of each token, -1 where the policy did not generate it.
         trajectory: trajectory of each token; None: one per row.
+        counts: the statistics of the whole optimiser batch, where ``turn`` is one rank's share of it.
 
     Raises:
         ValueError: shapes that differ.
     """
-    return _equal(segments(turn, trajectory, "turn"))
+    return _equal(segments(turn, trajectory, "turn"), None if counts is None else counts.trajectories.sum())
 
 
-def token_weights(turn: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
+def token_weights(turn: Int[Tensor, "B T"], counts: TurnStatistics | None = None) -> Float[Tensor, "B T"]:
     """Every generated token counts equally: 1 / N. Known as ``token_mean``.
 
     Args:
         turn: turn of each token, -1 where the policy did not generate it.
+        counts: the statistics of the whole optimiser batch, where ``turn`` is one rank's share of it.
     """
     generated = turn >= 0
-    return generated / generated.sum().clamp(min=1)
+    tokens = generated.sum() if counts is None else counts.tokens.sum().long()
+    return generated / tokens.clamp(min=1)
 
 
 def fixed_weights(
-    turn: Int[Tensor, "B T"], length: int, trajectory: Int[Tensor, "B T"] | None = None
+    turn: Int[Tensor, "B T"],
+    length: int,
+    trajectory: Int[Tensor, "B T"] | None = None,
+    counts: TurnStatistics | None = None,
 ) -> Float[Tensor, "B T"]:
     """Every generated token weighs 1 / (B length), whatever its trajectory's length: the one kind with no sum of 1.
 
@@ -72,6 +84,7 @@ def fixed_weights(
         turn: turn of each token, -1 where the policy did not generate it.
         length: the most tokens that a trajectory can generate.
         trajectory: trajectory of each token; None: one per row.
+        counts: the statistics of the whole optimiser batch, where ``turn`` is one rank's share of it.
 
     Raises:
         ValueError: ``length`` below 1, or shapes that differ.
@@ -79,7 +92,8 @@ def fixed_weights(
     Source: Liu et al. 2025, arXiv:2503.20783 (Dr.GRPO).
     """
     check_count("length", length)
-    return (turn >= 0) / (max(segments(turn, trajectory, "trajectory").count, 1) * length)
+    number = segments(turn, trajectory, "trajectory").count if counts is None else int(_trajectories(counts))
+    return (turn >= 0) / (max(number, 1) * length)
 
 
 def turn_weights(
@@ -115,8 +129,7 @@ def turn_weights(
     _check_share(share, counts)
     valid = valid_turns(counts, min_trajectories, min_fraction)
     if not valid.any():
-        local = share.all_last_turns.sum() / _trajectories(counts).clamp(min=1)
-        return trajectory_weights(turn, trajectory) * local.to(torch.get_default_dtype())
+        return trajectory_weights(turn, trajectory, counts)
     tail_tokens = counts.tokens[~valid].sum()
     pool = tail == "pool" and bool(tail_tokens > 0)
     groups = valid.sum() + pool
@@ -169,9 +182,10 @@ def blend(
     return (1 - alpha) * trajectory_weights + alpha * turn_weights
 
 
-def _equal(groups: Segments) -> Tensor:
-    weights = 1 / (groups.count * groups.sizes).to(torch.get_default_dtype())
-    return groups.to_tokens(weights)
+def _equal(groups: Segments, number: Tensor | None) -> Tensor:
+    """Equal weights of all groups, of which the whole batch has ``number``; None: as many as are here."""
+    number = torch.tensor(groups.count) if number is None else number.long()
+    return groups.to_tokens(1 / (number * groups.sizes).to(torch.get_default_dtype()))
 
 
 def _trajectories(counts: TurnStatistics) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sorl_lightning import ranks
 from sorl_lightning.functional.advantages import group_advantages, leave_one_out, returns_to_go
 from sorl_lightning.types import Trajectory
 
@@ -24,7 +25,9 @@ def advantages_of(trajectories: Sequence[Trajectory], kind: Kind, turn_discount:
     Constant groups and groups of one are exactly 0 in all kinds that compare siblings.
     """
     rewards = torch.tensor([trajectory.reward for trajectory in trajectories], dtype=torch.float32)
-    groups = torch.tensor([trajectory.group for trajectory in trajectories])
+    groups = torch.tensor([trajectory.group for trajectory in trajectories], dtype=torch.long)
+    if kind in TURN_KINDS and not trajectories:
+        return torch.zeros(0, 1)
     if kind == "turn_return":
         return turn_return(trajectories, turn_discount)
     if kind == "gigpo":
@@ -32,7 +35,7 @@ def advantages_of(trajectories: Sequence[Trajectory], kind: Kind, turn_discount:
     if kind == "rloo":
         return leave_one_out(rewards, groups)
     if kind == "reinforce++":
-        return group_advantages(rewards, torch.zeros_like(groups))
+        return ranks.pooled(rewards, _whitened)
     if kind == "reinforce++_baseline":
         return whitened_baseline(rewards, groups)
     if kind == "reward":
@@ -46,7 +49,11 @@ def whitened_baseline(rewards: Tensor, groups: Tensor) -> Tensor:
     Source: Hu 2025, arXiv:2501.03262 (REINFORCE++-baseline).
     """
     centred = group_advantages(rewards, groups, scale="none")
-    return torch.where(centred == 0, 0, group_advantages(centred, torch.zeros_like(groups)))
+    return torch.where(centred == 0, 0, ranks.pooled(centred, _whitened))
+
+
+def _whitened(values: Tensor) -> Tensor:
+    return group_advantages(values, torch.zeros(len(values), dtype=torch.long))
 
 
 def turn_return(trajectories: Sequence[Trajectory], discount: float) -> Tensor:

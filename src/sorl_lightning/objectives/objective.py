@@ -30,7 +30,10 @@ class Objective(Interface):
 
     @abstractmethod
     def advantages(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """Advantage of each trajectory, float [N], or of each turn of each trajectory, float [N, K]."""
+        """Advantage of each trajectory, float [N], or of each turn of each trajectory, float [N, K].
+
+        A rank may have none.
+        """
         ...
 
     @abstractmethod

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
 from sorl_lightning.rollout.environment import Environment, Step, open_episode
@@ -116,7 +116,13 @@ class Collector:
         self.reward = reward
 
     async def collect(
-        self, tasks: Sequence[Task], max_turns: int, seed: int, index: int = 0, policy_version: int = 0
+        self,
+        tasks: Sequence[Task],
+        max_turns: int,
+        seed: int,
+        index: int = 0,
+        policy_version: int = 0,
+        positions: Sequence[int] | None = None,
     ) -> Collection:
         """Roll out ``group_size`` siblings of each task to at most ``max_turns`` turns.
 
@@ -124,25 +130,28 @@ class Collector:
 
         Args:
             seed: every token of the collection depends on it, the task's position, the sibling and the turn alone.
+            positions: of the tasks in the whole collection, where these are one rank's share; None: they are all.
 
         Raises:
             ConfigurationError: a first prompt leaves no room in the context.
-            RolloutError: every group failed.
+            RolloutError: the engine failed.
         """
         start = time.perf_counter()
-        keys = [TrajectoryKey(task, sibling) for task in range(len(tasks)) for sibling in range(self.group_size)]
+        by_position = dict(zip(range(len(tasks)) if positions is None else positions, tasks, strict=True))
+        keys = [TrajectoryKey(task, sibling) for task in by_position for sibling in range(self.group_size)]
         # Every episode opens before the first token is sampled: a prompt that does not fit is found in time.
-        opened = await self._together([self._open(key, tasks[key.task], seed) for key in keys])
+        opened = await self._together([self._open(key, by_position[key.task], seed) for key in keys])
         for key in keys:
             self.engine.open(key)
         results = await self._together(
-            [self._play(key, tasks[key.task], first, max_turns, seed) for key, first in zip(keys, opened, strict=True)]
+            [
+                self._play(key, by_position[key.task], first, max_turns, seed)
+                for key, first in zip(keys, opened, strict=True)
+            ]
         )
         groups = [results[g * self.group_size : (g + 1) * self.group_size] for g in range(len(tasks))]
         failures = [next((str(r) for r in group if isinstance(r, EnvironmentFailure)), None) for group in groups]
         kept = [t for group, failure in zip(groups, failures, strict=True) if failure is None for t in group]
-        if not kept:
-            raise RolloutError(f"all {len(tasks)} groups of collection {index} failed; the first: {failures[0]}")
         return Collection(
             index=index,
             trajectories=tuple(t for t in kept if isinstance(t, Trajectory)),

@@ -21,7 +21,7 @@ def replace_groups(collection: Collection, dead: Sequence[int], fresh: Collectio
     replaced = set(place.values())
     kept = [t for t in collection.trajectories if t.group not in replaced]
     moved = [dataclasses.replace(t, group=place[t.group]) for t in fresh.trajectories if t.group in place]
-    spare = 1 + max(t.group for t in (*collection.played, *fresh.trajectories))
+    spare = 1 + max((t.group for t in (*collection.played, *fresh.trajectories)), default=0)
     left = _renumbered((t for t in collection.trajectories if t.group in replaced), spare)
     left += _renumbered((t for t in fresh.trajectories if t.group not in place), 2 * spare)
     return dataclasses.replace(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
-from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.sharding import is_sharded
 
 
 def eval_copy(policy: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -28,10 +28,8 @@ def eval_copy(policy: PreTrainedModel, dtype: torch.dtype | None = None) -> PreT
         ConfigurationError: a layer does not attend to its whole past.
     """
     check_attention(policy)
-    if isinstance(policy, FSDPModule) or policy.device.type == "meta":
-        model = from_configuration(policy)
-    else:
-        model = copy.deepcopy(policy)
+    elsewhere = is_sharded(policy) or policy.device.type == "meta"
+    model = from_configuration(policy) if elsewhere else copy.deepcopy(policy)
     dtype = dtype or policy.dtype
     for parameter in model.parameters():
         # Parameters only: rotary frequencies are buffers, and would lose positions in half precision.
@@ -88,12 +86,12 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], 
     Raises:
         ValueError: a name that the model does not have, a shape that does not fit, or a name that never came.
     """
-    arriving = iter(weights)
-    first = list(islice(arriving, 1))
-    torch.nn.Module.to(model, device or (first[0][1].device if first else model.device))
-    targets = model.state_dict()
+    targets: dict[str, Tensor] = {}
     filled = set()
-    for name, weight in chain(first, arriving):
+    for name, weight in weights:
+        if not targets:
+            torch.nn.Module.to(model, device or weight.device)
+            targets = model.state_dict()
         target = targets.get(name)
         if target is None:
             raise ValueError(f"the served {type(model).__name__} has no weight named {name!r}")
@@ -101,6 +99,8 @@ def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], 
             raise ValueError(f"weight {name!r} must have shape {tuple(target.shape)}, got {tuple(weight.shape)}")
         target.copy_(weight)
         filled.add(target.data_ptr())
+        del weight  # or it would live until the next one has been gathered: two whole tensors at a time
+    targets = targets or model.state_dict()
     missing = [name for name, target in targets.items() if target.data_ptr() not in filled]
     if missing:
         raise ValueError(f"{len(missing)} of {len(targets)} weights did not come: {', '.join(missing[:5])}")

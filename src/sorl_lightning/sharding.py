@@ -1,0 +1,106 @@
+"""One plan for every network: fully shard each decoder layer, then what is left around them (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+Precision = Literal["float32", "bfloat16", "float16"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardingPlan:
+    """How networks are sharded.
+
+    Args:
+        compute_dtype: type that layers compute in; None computes in that of the weights. Weights, gradients and
+            optimiser keep their own.
+        reduce_dtype: type in which gradients are averaged over ranks; None: that of the weights.
+        reshard_after_forward: drop gathered layers after the forward pass and gather them again for the backward pass:
+            less memory, more traffic.
+        activation_checkpointing: recompute activations of each decoder layer in the backward pass.
+        cpu_offload: keep shards of weights, gradients and optimiser in the CPU's memory.
+    """
+
+    compute_dtype: Precision | None = None
+    reduce_dtype: Precision | None = None
+    reshard_after_forward: bool = True
+    activation_checkpointing: bool = False
+    cpu_offload: bool = False
+
+    def apply(self, network: nn.Module, mesh: DeviceMesh) -> None:
+        """Shard ``network`` over the one-dimensional ``mesh``; one that is sharded already is left as it is."""
+        if isinstance(network, FSDPModule):
+            return
+        if self.activation_checkpointing:
+            checkpoint_activations(network)
+        precision = MixedPrecisionPolicy(
+            param_dtype=_dtype(self.compute_dtype), reduce_dtype=_dtype(self.reduce_dtype), cast_forward_inputs=False
+        )
+        offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if self.cpu_offload else OffloadPolicy()
+        for layer in decoder_layers(network):
+            fully_shard(
+                layer,
+                mesh=mesh,
+                reshard_after_forward=self.reshard_after_forward,
+                mp_policy=precision,
+                offload_policy=offload,
+            )
+        # Frozen networks never reach the backward pass, which would reshard what is left around the layers.
+        trained = any(parameter.requires_grad for parameter in network.parameters())
+        around = None if trained else True
+        fully_shard(network, mesh=mesh, reshard_after_forward=around, mp_policy=precision, offload_policy=offload)
+
+
+def decoder_layers(network: nn.Module) -> Sequence[nn.Module]:
+    """The layers of a causal language model: the children of its largest ModuleList, the outermost of equals.
+
+    Experts of a mixture are lists inside a layer, so they are smaller. Without a list there are no layers.
+    """
+    lists = [module for module in network.modules() if isinstance(module, nn.ModuleList)]
+    sizes = [sum(parameter.numel() for parameter in layers.parameters()) for layers in lists]
+    return list(lists[sizes.index(max(sizes))]) if lists else []
+
+
+def checkpoint_activations(network: nn.Module) -> None:
+    """Turn on the activation checkpointing of every Hugging Face model in ``network``."""
+    for module in network.modules():
+        enable = getattr(module, "gradient_checkpointing_enable", None)
+        if enable is not None:
+            enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            return
+
+
+def is_sharded(network: nn.Module) -> bool:
+    """Whether some of its parameters are in shards."""
+    return any(isinstance(module, FSDPModule) for module in network.modules())
+
+
+def full_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by name, tied ones once, each gathered from its shards only when its turn comes.
+
+    All ranks must read it to the end. Whoever drops a tensor before asking for the next has one whole one at a time.
+    """
+    for name, parameter in network.named_parameters():
+        yield name, whole(parameter.detach())
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The tensor itself, gathered if it is in shards."""
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
+    """Global L2 norm, over all shards too."""
+    return whole(torch.nn.utils.get_total_norm(list(gradients)))
+
+
+def _dtype(name: Precision | None) -> Any:
+    return None if name is None else getattr(torch, name)
