@@ -45,7 +45,7 @@ class Size:
     options: tuple[str, ...] = ()
 
 
-FULL = Size(collections=40)
+FULL = Size(collections=24)
 QUICK = Size(collections=3, options=("--data.tasks_per_collection", "2", "--data.group_size", "4"))
 
 
