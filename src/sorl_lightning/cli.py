@@ -15,16 +15,17 @@ from typing import Any
 
 import lightning as L
 import transformers
-from jsonargparse import auto_cli
+from jsonargparse import ArgumentError, auto_cli
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from sorl_lightning.callbacks import CollectionAxis, HFExport, TrajectoryLog
+from sorl_lightning.callbacks import BestCheckpoint, CollectionAxis, GracefulStop, HFExport, Stopped, TrajectoryLog
 from sorl_lightning.datamodule import RolloutDataModule
-from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.module import AgentModule
-from sorl_lightning.strategies import FSDP1, FSDP2
+from sorl_lightning.trainer_settings import atomic_checkpoints, check_trainer, chosen_strategy
 
 PREFIX = "sorl:"
 
@@ -54,14 +55,21 @@ class AgentCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         parser.link_arguments("data.temperature", "model.temperature")
         parser.link_arguments("data.micro_batches", "trainer.accumulate_grad_batches")
+        # Before the checkpoint that is resumed from, which holds its memory.
+        parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
         parser.set_defaults(
             {
                 "checkpoint.save_on_train_epoch_end": True,
                 "checkpoint.save_last": True,
                 "checkpoint.filename": "{epoch:04d}",
+                "checkpoint.monitor": "collection",  # so the best are the last
+                "checkpoint.mode": "max",
+                "checkpoint.save_top_k": 2,
+                "checkpoint.enable_version_counter": False,  # a resumed run writes again what a killed one had begun
             }
         )
+        parser.add_lightning_class_args(GracefulStop, "graceful_stop")
         parser.add_lightning_class_args(TrajectoryLog, "trajectory_log")
         parser.add_lightning_class_args(CollectionAxis, "collection_axis")
         parser.add_lightning_class_args(HFExport, "hf_export")
@@ -70,27 +78,44 @@ class AgentCLI(LightningCLI):
     @override
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand]["trainer"]
-        return super().instantiate_trainer(**kwargs, **chosen_strategy(config))
+        return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
+
+    @override
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except ConfigurationError:
+            raise
+        except REFUSALS as error:
+            raise ConfigurationError(one_sentence(error)) from error
 
     @override
     def before_instantiate_classes(self) -> None:
+        config = self.config[self.subcommand]
+        check_trainer(config.trainer)
+        check_checkpoint(config.get("ckpt_path"))
         warm_start = self.config[self.subcommand].get("warm_start")
         if warm_start is not None and not Path(warm_start.folder).exists():
             prepare(warm_start.config, warm_start.folder)
 
 
-def chosen_strategy(trainer: Any) -> dict[str, Any]:
-    """FSDP2 where there are several devices and no other strategy is asked for.
+# What libraries raise at a setting that they refuse, before anything runs.
+REFUSALS = (MisconfigurationException, ValueError, TypeError, ImportError, AttributeError, OSError, RuntimeError)
+
+
+def one_sentence(error: Exception) -> str:
+    """An error's message without its line breaks, and without the usage that a parser shows before it."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def check_checkpoint(path: str | None) -> None:
+    """Refuse a checkpoint that is not there.
 
     Raises:
-        ConfigurationError: FSDP1 is asked for.
+        ConfigurationError: it is neither a file, nor a folder, nor a word that Lightning knows.
     """
-    if isinstance(trainer.strategy, str) and trainer.strategy.startswith("fsdp"):
-        raise ConfigurationError(FSDP1)
-    if trainer.strategy != "auto" or (trainer.devices in (1, "1") and trainer.num_nodes == 1):
-        return {}
-    place = {name: trainer[name] for name in ("accelerator", "devices", "num_nodes")}
-    return {"strategy": FSDP2()} if L.Trainer(**place, barebones=True).world_size > 1 else {}
+    if path is not None and path not in ("best", "last", "hpc") and not Path(path).exists():
+        raise ConfigurationError(f"ckpt_path {path!r} is neither a file nor a folder")
 
 
 def prepare(config: str, folder: str) -> None:
@@ -154,7 +179,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
         trainer_defaults=TRAINER_DEFAULTS,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
-        parser_kwargs={"allow_abbrev": False},
+        parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
         auto_configure_optimizers=False,
     )
 
@@ -175,7 +200,10 @@ def main(arguments: Sequence[str] | None = None) -> Any:
             auto_cli(getattr(module, arguments[0]), args=arguments[1:])
         else:
             run(arguments)
-    except (ConfigurationError, RolloutError) as error:
+    except Stopped as stop:
+        print(f"sorl: {stop}", flush=True)
+        raise
+    except (ConfigurationError, RolloutError, TrainingError, ArgumentError, MisconfigurationException) as error:
         if debug:
             raise
-        sys.exit(f"sorl: {error}")
+        sys.exit(f"sorl: {one_sentence(error)}")

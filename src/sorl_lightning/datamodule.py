@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
@@ -20,13 +23,14 @@ from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.metrics import constant_group_ids
-from sorl_lightning.rollout.packing import pack
+from sorl_lightning.rollout.packing import finite_rows, pack
 from sorl_lightning.rollout.resampling import replace_groups
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.strategies import check_strategy
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
 from sorl_lightning.types import RolloutBatch, Task
 
+logger = logging.getLogger(__name__)
 Split = Literal["train", "validation", "test"]
 
 
@@ -127,17 +131,27 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _check(self, stage: str) -> None:
         """Refuse what cannot work before anything is sampled."""
-        positive = ("tasks_per_collection", "group_size", "max_turns", "max_tokens", "context_limit")
+        positive = ("tasks_per_collection", "group_size", "max_turns", "max_tokens", "context_limit", "token_budget")
         for name in (*positive, "mini_batches", "passes", "micro_batches"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ConfigurationError(f"data.{name} must be at least 1, got {getattr(self, name)}")
-        if not self.temperature > 0:
-            raise ConfigurationError(f"data.temperature must be above 0 to train, got {self.temperature}")
+        if not 0 < self.temperature < math.inf:
+            raise ConfigurationError(f"data.temperature must be above 0, to train, and finite, got {self.temperature}")
         for name in ("retries", "resample"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"data.{name} must be 0 or more, got {getattr(self, name)}")
-        if self.validation.n < 1 or self.validation.temperature < 0:
-            raise ConfigurationError(f"data.validation needs n >= 1 and temperature >= 0, got {self.validation}")
+        if self.aggregation not in get_args(Aggregation):
+            raise ConfigurationError(
+                f"data.aggregation must be one of {get_args(Aggregation)}, got {self.aggregation!r}"
+            )
+        if self.validation.n < 1:
+            raise ConfigurationError(f"data.validation.n must be at least 1, got {self.validation.n}")
+        if not 0 <= self.validation.temperature < math.inf:
+            raise ConfigurationError(
+                f"data.validation.temperature must be 0 or more and finite, got {self.validation.temperature}"
+            )
+        if self.validation.max_tasks is not None and self.validation.max_tasks < 1:
+            raise ConfigurationError(f"data.validation.max_tasks must be at least 1, got {self.validation.max_tasks}")
         splits = {"fit": ["train"], "validate": ["validation"], "test": ["test"]}.get(stage, [])
         if stage == "fit" and self._trainer().limit_val_batches:
             splits.append("validation")
@@ -286,8 +300,13 @@ class RolloutDataModule(L.LightningDataModule):
     def collect_rows(self) -> tuple[int, RolloutBatch]:
         """Collect, and turn the trajectories into rows with all that the objective needs."""
         collection = self.collect()
-        rows = pack(collection.trajectories)
-        return collection.index, self._learner().annotate(rows, collection.trajectories)
+        sound = [trajectory for trajectory in collection.trajectories if trajectory.is_finite]
+        rows, unsound = finite_rows(self._learner().annotate(pack(sound), sound))
+        dropped = len(collection.trajectories) - len(sound) + unsound
+        if dropped:
+            logger.warning("dropped %d trajectories: a reward, log-probability or advantage is not finite", dropped)
+        self.collection = dataclasses.replace(collection, dropped=dropped)
+        return collection.index, rows
 
     def evaluate(self, split: Split) -> Collection:
         """Roll out the held-out tasks of ``split`` to full depth, with seeds that never change."""

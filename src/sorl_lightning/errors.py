@@ -8,5 +8,9 @@ class ConfigurationError(ValueError):
     """
 
 
+class TrainingError(RuntimeError):
+    """Training cannot go on: its numbers keep being no numbers. The weights are those of the last sound step."""
+
+
 class RolloutError(RuntimeError):
     """Rollouts cannot go on: environments or the engine keep failing. Nothing of the failure was trained."""

@@ -76,6 +76,9 @@ class SmallLlama(ModelSource):
         head_dim: width of an attention head; 32 or 64, so that vLLM can serve the model.
         context_length: most positions, tokens.
         seed: seed of the initial weights; the global generator is left alone.
+
+    Raises:
+        ConfigurationError: a size below 1, or a ``hidden_size`` that is not a multiple of ``head_dim``.
     """
 
     tokenizer: str
@@ -85,14 +88,17 @@ class SmallLlama(ModelSource):
     context_length: int = 1024
     seed: int = 0
 
-    def load(self) -> Loaded:
-        """Build the model.
-
-        Raises:
-            ConfigurationError: ``hidden_size`` is not a multiple of ``head_dim``.
-        """
+    def __post_init__(self) -> None:
+        for name in ("hidden_size", "num_hidden_layers", "context_length"):
+            if getattr(self, name) < 1:
+                raise ConfigurationError(f"policy.{name} must be at least 1, got {getattr(self, name)}")
         if self.hidden_size % self.head_dim:
-            raise ConfigurationError(f"hidden_size must be a multiple of head_dim={self.head_dim}: {self.hidden_size}")
+            raise ConfigurationError(
+                f"policy.hidden_size must be a multiple of head_dim={self.head_dim}, got {self.hidden_size}"
+            )
+
+    def load(self) -> Loaded:
+        """Build the model."""
         tokenizer = load_tokenizer(self.tokenizer)
         heads = self.hidden_size // self.head_dim
         config = LlamaConfig(

@@ -28,6 +28,7 @@ from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.metrics import constant_groups, summarize
 from sorl_lightning.rollout.packing import lengths, select, split_trajectories
 from sorl_lightning.sharding import ShardingPlan, gradient_norm, is_sharded
+from sorl_lightning.step_guard import StepGuard
 from sorl_lightning.tally import Tally
 from sorl_lightning.types import Ending, LossTerms, RolloutBatch, Trajectory
 
@@ -51,6 +52,8 @@ class AgentModule(L.LightningModule):
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
         critic: learns values beside the policy, for the advantage "gae".
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
+        max_skipped_steps: most optimiser steps in a row that may be skipped, for a loss or gradient that is not finite
+            or for want of a token to train, before the run stops.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class AgentModule(L.LightningModule):
         reference: ModelSource | None = None,
         critic: Critic | None = None,
         temperature: float = 1.0,
+        max_skipped_steps: int = 10,
     ) -> None:
         super().__init__()
         self.source: ModelSource = Pretrained(path=policy) if isinstance(policy, str) else policy
@@ -71,6 +75,8 @@ class AgentModule(L.LightningModule):
         self.reference_source = reference
         self.critic = critic
         self.temperature = temperature
+        self.max_skipped_steps = max_skipped_steps
+        self.steps = StepGuard()
         self.kl_schedule = KLSchedule()
         self.policy_version = 0
         self.policy: PolicyNetwork | None = None
@@ -127,7 +133,10 @@ class AgentModule(L.LightningModule):
             if self.critic.lr is not None:
                 group["lr"] = self.critic.lr
             parameters = [{"params": list(parameters)}, group]
-        optimizer = self.optimizer(parameters)
+        try:
+            optimizer = self.optimizer(parameters)
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"model.optimizer: {error}") from error
         if self.lr_scheduler is None:
             return optimizer
         scheduler = {"scheduler": self.lr_scheduler(optimizer), "interval": "step"}
@@ -205,6 +214,8 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_fit_start(self) -> None:
+        if self.max_skipped_steps < 0:
+            raise ConfigurationError(f"model.max_skipped_steps must be 0 or more, got {self.max_skipped_steps}")
         self.objective.check(self._data().group_size)
         needs_critic = isinstance(self.objective, HasCriticRewards) and self.objective.needs_critic
         if needs_critic and self.critic is None:
@@ -244,6 +255,7 @@ class AgentModule(L.LightningModule):
 
     def _account(self, batch: RolloutBatch, terms: LossTerms) -> None:
         mask = batch.generated
+        self.steps.add(terms.total, mask)
         self._tally.add("tokens", mask.sum())
         self._tally.add("train/loss", terms.total)
         self._tally.add("train/policy_loss", terms.policy)
@@ -268,7 +280,10 @@ class AgentModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        self._tally.add_mean("train/grad_norm", self._gradient_norm())
+        norm = self._gradient_norm()
+        self._tally.add_mean("train/grad_norm", norm)
+        if not self.steps.sound(norm):
+            optimizer.zero_grad(set_to_none=True)  # without gradients an optimiser changes nothing, by decay either
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
         self._tally.add_mean("train/grad_norm_clipped", self._gradient_norm())
 
@@ -278,7 +293,8 @@ class AgentModule(L.LightningModule):
     @override
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         super().optimizer_step(*args, **kwargs)
-        self.policy_version += 1
+        if self.steps.close(self.max_skipped_steps):
+            self.policy_version += 1
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: RolloutBatch, batch_idx: int) -> None:
@@ -288,6 +304,7 @@ class AgentModule(L.LightningModule):
         figures = self._tally.flush()
         self._trained_tokens += float(figures.pop("tokens"))
         figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
+        figures["train/skipped_steps"] = torch.tensor(float(self.steps.skipped))
         figures["kl_schedule/turn_blend"] = torch.tensor(self.kl_schedule.turn_blend)
         shown = "train/clip_fraction"
         self.log_dict({name: value for name, value in figures.items() if name != shown})
@@ -309,6 +326,7 @@ class AgentModule(L.LightningModule):
             "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
             "rollout/discarded_groups": float(summary.discarded),
             "rollout/failed_groups": float(summary.failures),
+            "rollout/dropped_trajectories": float(summary.dropped),
             "rollout/seconds": summary.seconds,
             "rollout/turn_limit": float(summary.turn_limit),
             "throughput/generated_tokens_per_second": summary.tokens / summary.seconds,
@@ -351,6 +369,7 @@ class AgentModule(L.LightningModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_version"] = self.policy_version
+        checkpoint["steps"] = self.steps.state_dict()
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -361,6 +380,7 @@ class AgentModule(L.LightningModule):
                 "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"
             )
         self.policy_version = checkpoint["policy_version"]
+        self.steps.load_state_dict(checkpoint["steps"])
 
     def _data(self) -> Any:
         return self.trainer.datamodule  # type: ignore[attr-defined]

@@ -23,15 +23,12 @@ class ShardingPlan:
         compute_dtype: type that layers compute in; None computes in that of the weights. Weights, gradients and
             optimiser keep their own.
         reduce_dtype: type in which gradients are averaged over ranks; None: that of the weights.
-        reshard_after_forward: drop gathered layers after the forward pass and gather them again for the backward pass:
-            less memory, more traffic.
         activation_checkpointing: recompute activations of each decoder layer in the backward pass.
         cpu_offload: keep shards of weights, gradients and optimiser in the CPU's memory.
     """
 
     compute_dtype: Precision | None = None
     reduce_dtype: Precision | None = None
-    reshard_after_forward: bool = True
     activation_checkpointing: bool = False
     cpu_offload: bool = False
 
@@ -45,18 +42,11 @@ class ShardingPlan:
             param_dtype=_dtype(self.compute_dtype), reduce_dtype=_dtype(self.reduce_dtype), cast_forward_inputs=False
         )
         offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if self.cpu_offload else OffloadPolicy()
-        for layer in decoder_layers(network):
-            fully_shard(
-                layer,
-                mesh=mesh,
-                reshard_after_forward=self.reshard_after_forward,
-                mp_policy=precision,
-                offload_policy=offload,
-            )
-        # Frozen networks never reach the backward pass, which would reshard what is left around the layers.
-        trained = any(parameter.requires_grad for parameter in network.parameters())
-        around = None if trained else True
-        fully_shard(network, mesh=mesh, reshard_after_forward=around, mp_policy=precision, offload_policy=offload)
+        settings: dict[str, Any] = {"mesh": mesh, "mp_policy": precision, "offload_policy": offload}
+        # Between passes all parameters must be shards: callbacks set gradients aside there, engines pull weights, and
+        # frozen networks have no backward pass that would reshard them.
+        for module in (*decoder_layers(network), network):
+            fully_shard(module, reshard_after_forward=True, **settings)
 
 
 def decoder_layers(network: nn.Module) -> Sequence[nn.Module]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from typing_extensions import override
 
+from sorl_lightning.checkpoints import install, unfinished
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.sharding import Precision, ShardingPlan
 
@@ -23,7 +27,6 @@ class FSDP2(ModelParallelStrategy):
     Args:
         compute_dtype: type that layers compute in: float32, bfloat16 or float16; None: that of the weights.
         reduce_dtype: type in which gradients are averaged over ranks; None: that of the weights.
-        reshard_after_forward: gather layers a second time for the backward pass; false keeps them.
         activation_checkpointing: recompute activations of each decoder layer in the backward pass.
         cpu_offload: keep shards of weights, gradients and optimiser in the CPU's memory.
         save_distributed_checkpoint: a folder with a file a rank, to be resumed on as many ranks; false is one file,
@@ -36,7 +39,6 @@ class FSDP2(ModelParallelStrategy):
         self,
         compute_dtype: Precision | None = None,
         reduce_dtype: Precision | None = None,
-        reshard_after_forward: bool = True,
         activation_checkpointing: bool = False,
         cpu_offload: bool = False,
         save_distributed_checkpoint: bool = False,
@@ -54,7 +56,6 @@ class FSDP2(ModelParallelStrategy):
         self.sharding = ShardingPlan(
             compute_dtype=compute_dtype,
             reduce_dtype=reduce_dtype,
-            reshard_after_forward=reshard_after_forward,
             activation_checkpointing=activation_checkpointing,
             cpu_offload=cpu_offload,
         )
@@ -63,6 +64,25 @@ class FSDP2(ModelParallelStrategy):
     def setup_environment(self) -> None:
         self._data_parallel_size = self.num_nodes * self.num_processes
         super().setup_environment()
+
+    @override
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | os.PathLike[str], storage_options: Any = None
+    ) -> None:
+        if not self._save_distributed_checkpoint:
+            super().save_checkpoint(checkpoint, filepath, storage_options)
+            return
+        target = Path(self.broadcast(filepath))
+        super().save_checkpoint(checkpoint, unfinished(target), storage_options)
+        self.barrier()
+        if self.is_global_zero:
+            old = target.with_name(f".{target.name}.old")
+            shutil.rmtree(old, ignore_errors=True)
+            if target.exists():
+                target.rename(old)
+            install(unfinished(target), target)
+            shutil.rmtree(old, ignore_errors=True)
+        self.barrier()
 
     @override
     def model_to_device(self) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
@@ -126,6 +127,13 @@ class Trajectory:
     turn_limit: int
     seed: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether its rewards and log-probabilities are numbers that can be trained on."""
+        numbers = [self.reward, *(turn.reward for turn in self.turns)]
+        numbers += [logprob for turn in self.turns for logprob in turn.completion.logprobs]
+        return all(map(math.isfinite, numbers))
 
     @property
     def generated_tokens(self) -> int:

@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+# The server that forks them imports on its own: it knows no path but this one.
+os.environ["PYTHONPATH"] = os.pathsep.join(map(str, sys.path))
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["conftest", "scenarios"])  # imported once, then forked
+
+
+KILLED = ("a rank died", None)
+
+
+class Died(Exception):
+    """A rank was killed."""
 
 
 def launch(function: Callable[..., Any], ranks: int, *arguments: Any, seconds: float = 60.0) -> list[Any]:
     """What ``function(*arguments)`` returns on each rank, as under torchrun.
 
     Raises:
-        AssertionError: a rank raised, died or did not end in time.
+        Died: a rank was killed.
+        AssertionError: a rank raised, or did not end in time.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -37,6 +49,8 @@ def launch(function: Callable[..., Any], ranks: int, *arguments: Any, seconds: f
             process.join(5.0)
             if process.is_alive():
                 process.kill()
+    if any(process.exitcode == -signal.SIGKILL for process in processes) and any(a is KILLED for a in answers):
+        raise Died
     failed = [text for text, _ in answers if text is not None]
     assert not failed, "\n".join(failed)
     return [result for _, result in answers]
@@ -48,7 +62,7 @@ def _answer(rank: int, pipe: Any, seconds: float) -> tuple[str | None, Any]:
     try:
         return pipe.recv()
     except EOFError:
-        return f"rank {rank} died", None
+        return KILLED
 
 
 def _child(pipe: Any, rank: int, ranks: int, port: int, function: Callable[..., Any], arguments: Any) -> None:

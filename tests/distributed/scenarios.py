@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import warnings
+import weakref
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import numpy as np
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins import DoublePrecision
 
 from conftest import TINY, agent
-from doubles import Countdown, ScriptedEngine
+from doubles import Countdown, ScriptedEngine, random_words
+from sorl_lightning import ranks
 from sorl_lightning.callbacks import ClippingTriggeredNormalization
+from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import Loaded, SmallLlama
 from sorl_lightning.objectives import PolicyGradient
+from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.sharding import full_weights, whole
 from sorl_lightning.strategies import FSDP2
 
@@ -125,10 +132,103 @@ def fit(
     }  # fmt: skip
 
 
-def sharded(ranks: int, **settings: Any) -> dict[str, Any]:
+def sharded(devices: int, **settings: Any) -> dict[str, Any]:
     plan = settings.pop("plan", {})
-    return fit(strategy=FSDP2(**plan), devices=ranks, **settings)
+    return fit(strategy=FSDP2(**plan), devices=devices, **settings)
 
 
-def run(kind: str, ranks: int, settings: dict[str, Any]) -> dict[str, Any]:
-    return sharded(ranks, **settings) if kind == "fsdp2" else fit(strategy=kind, devices=ranks, **settings)
+def run(kind: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
+    return sharded(devices, **settings) if kind == "fsdp2" else fit(strategy=kind, devices=devices, **settings)
+
+
+def one_odd_trajectory(request: Any) -> tuple[list[int], list[float]]:
+    """Log-probabilities close to those of a fresh policy, but for the first sibling of the first task."""
+    ids, _ = random_words(request)
+    odd = request.trajectory == (0, 0)
+    return ids, [-9.0 if odd else -6.95] * len(ids)
+
+
+def cuda_fit(kind: str | None, compute_dtype: Any) -> dict[str, Any]:
+    """Two updates on one GPU in float32, sharded or not."""
+    data = RolloutDataModule(
+        Countdown((3, 1, 4, 2)), ScriptedEngine(), tasks_per_collection=4, group_size=4, max_turns=4, max_tokens=4,
+        context_limit=128, passes=2,
+    )  # fmt: skip
+    module = agent()
+    trainer = L.Trainer(
+        strategy="auto" if kind is None else FSDP2(compute_dtype=compute_dtype), accelerator="gpu", devices=1,
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, limit_val_batches=0, max_epochs=1, gradient_clip_val=1.0,
+    )  # fmt: skip
+    trainer.fit(module, datamodule=data)
+    parameters = torch.cat([weight.flatten() for _, weight in full_weights(module.policy_model)]).cpu()
+    return {"parameters": parameters.numpy().copy(), "dtype": str(parameters.dtype)}
+
+
+class Poison(PolicyGradient):
+    """NaN in the second update, on rank 1 alone."""
+
+    def terms(self, batch: Any, logprobs: Any, entropy: Any, weights: Any) -> Any:
+        terms, metrics = super().terms(batch, logprobs, entropy, weights)
+        object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
+        if self.calls == 2 and ranks.count() > 1 and torch.distributed.get_rank() == 1:
+            terms = dataclasses.replace(terms, policy=terms.policy * float("nan"))
+        return terms, metrics
+
+
+def weights_alive(dtype: Any = None) -> dict[str, int]:
+    """Fill an engine from shards, and count the whole tensors that live at once."""
+    alive: list[Any] = []
+    most = 0
+
+    class Watch(LocalEngine):
+        def load_weights(self, weights: Any, version: int) -> None:
+            super().load_weights(counted(weights), version)
+
+    def counted(weights: Any) -> Any:
+        nonlocal most
+        weights = iter(weights)
+        while True:
+            pair = next(weights, None)
+            if pair is None:
+                return
+            name, weight = pair
+            alive.append(weakref.ref(weight))
+            most = max(most, sum(reference() is not None for reference in alive))
+            del pair
+            yield name, weight
+            del weight
+
+    fit(strategy=FSDP2(), devices=ranks.count() if torch.distributed.is_initialized() else 2, engine=Watch())
+    return {"most": most, "tensors": len(alive)}
+
+
+def all_fail_on_one_rank(everywhere: bool) -> dict[str, Any]:
+    """Environments that fail for the tasks of rank 1 (positions 1 and 3), or of both."""
+
+    def fails(task: Any, attempt: int, text: Any = None) -> None:
+        if everywhere or int(os.environ["RANK"]) == 1:
+            raise OSError("the world ended")
+
+    return sharded(2, environment=Countdown((3, 1, 4, 2), fails), retries=0, passes=2)
+
+
+def checkpoint_sizes(folder: str) -> dict[str, int]:
+    """Bytes of a checkpoint of about 10M parameters with AdamW and a reference, and of what it must hold."""
+    source = SmallLlama(tokenizer="sorl:textworld", hidden_size=384, num_hidden_layers=6, context_length=256)
+    data = RolloutDataModule(
+        Countdown((1, 1)), ScriptedEngine(), tasks_per_collection=2, group_size=2, max_turns=1, max_tokens=4,
+        context_limit=128,
+    )  # fmt: skip
+    module = agent(
+        policy=source, objective=PolicyGradient(kl_coefficient=0.1),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    )  # fmt: skip
+    saver = ModelCheckpoint(folder, save_last=True, save_on_train_epoch_end=True)
+    L.Trainer(
+        strategy=FSDP2(), accelerator="cpu", devices=2, logger=False, enable_progress_bar=False, num_sanity_val_steps=0,
+        enable_model_summary=False, limit_val_batches=0, max_epochs=1, callbacks=[saver],
+        plugins=[AtomicCheckpointIO()],
+    ).fit(module, datamodule=data)  # fmt: skip
+    count = sum(weight.numel() for _, weight in full_weights(module.policy_model))
+    return {"parameters": count, "bytes": Path(folder, "last.ckpt").stat().st_size}

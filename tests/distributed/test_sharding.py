@@ -10,6 +10,8 @@ import pytest
 import scenarios
 from processes import launch
 
+from doubles import ScriptedEngine
+from sorl_lightning.callbacks import ClippingTriggeredNormalization
 from sorl_lightning.critic import Critic
 from sorl_lightning.objectives import PolicyGradient
 
@@ -81,6 +83,26 @@ def test_a_critic_trains_as_on_one_process(backbone) -> None:
         "module_settings": {"critic": Critic(backbone=backbone, lam=0.9)}, "switch": {"rule": "plus1"},
     }  # fmt: skip
     agree(scenarios.run("auto", 1, settings), launch(scenarios.run, 2, "fsdp2", 2, settings))
+
+
+@pytest.mark.parametrize("rule", ["max1", "relative"])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_normalization_agrees(rule, micro_batches) -> None:
+    objective = PolicyGradient(ratio="turn", kl_coefficient=0.1)
+    settings = {**FIVE, "objective": objective, "micro_batches": micro_batches}
+    one = scenarios.run("auto", 1, {**settings, "callbacks": [ClippingTriggeredNormalization(rule=rule)]})
+    if rule == "max1":
+        assert min(figures["normalization/factor"] for figures in one["figures"]) < 1
+    several = {**settings, "callbacks": [ClippingTriggeredNormalization(rule=rule)]}
+    agree(one, launch(scenarios.run, 2, "fsdp2", 2, several))
+
+
+def test_a_clipped_token_on_one_rank_alone_does_not_hang() -> None:
+    settings = {**FIVE, "engine": ScriptedEngine(scenarios.one_odd_trajectory), "micro_batches": 4}
+    one = scenarios.run("auto", 1, {**settings, "callbacks": [ClippingTriggeredNormalization(rule="max1")]})
+    assert one["figures"][0]["normalization/bias_norm"] > 0
+    several = {**settings, "callbacks": [ClippingTriggeredNormalization(rule="max1")]}
+    agree(one, launch(scenarios.run, 2, "fsdp2", 2, several))
 
 
 @pytest.mark.parametrize("aggregation", ["trajectory", "token", "turn", "fixed"])

@@ -26,7 +26,7 @@ from sorl_lightning.rollout.environments import (
     textworld_java,
     textworld_simulator,
 )
-from sorl_lightning.rollout.environments.textworld_express import UNKNOWN_ACTION
+from sorl_lightning.rollout.environments.textworld_express import UNKNOWN_ACTION, seeds_of
 from sorl_lightning.rollout.environments.textworld_games import PARAMETERS, GameKey
 from sorl_lightning.rollout.environments.textworld_simulator import state_after
 from sorl_lightning.rollout.environments.textworld_text import condensed
@@ -199,14 +199,14 @@ def test_live_games_do_not_disturb_each_other(monkeypatch):
 
 
 def test_java_forgets_what_python_is_done_with():
-    environment = world("twc", first_seed=500)
+    environment = world("twc", skip_seeds=500)
     environment.tasks("train")
     java = textworld_simulator._java_games()
     kept = java.machine.gateway.gateway_property
     assert kept.auto_field is False
     assert not kept.enable_memory_management
     held = len(java.machine.gateway.java_gateway_server.getGateway().getBindings())
-    world("twc", first_seed=600, tasks=20).tasks("train")
+    world("twc", skip_seeds=600, tasks=20).tasks("train")
     made = len(java.machine.gateway.java_gateway_server.getGateway().getBindings()) - held
     assert made <= 20 + 5  # one live game a task
 
@@ -226,15 +226,27 @@ def test_splits_by_fold_and_by_seed():
     for split, fold, first in (("train", "train", 0), ("validation", "dev", 10_000), ("test", "test", 20_000)):
         assert {task.payload.fold for task in by_fold.tasks(split)} == {fold}
         assert {task.payload.fold for task in by_seed.tasks(split)} == {"train"}
-        assert all(first <= task.payload.seed < first + 100 for task in by_seed.tasks(split))
-    assert by_fold.tasks("validation")[0].id == "twc-dev-10000"
-    assert by_seed.tasks("validation")[0].id == "twc-train-10000"
+        assert all(first <= task.payload.seed < first + 10_000 for task in by_seed.tasks(split))
+        assert by_fold.tasks(split)[0].id == f"twc-{fold}-{by_fold.tasks(split)[0].payload.seed}"
 
 
-def test_first_seed_skips_and_gold_lengths_filter():
-    environment = world(first_seed=17, min_gold=3, max_gold=5)
+def test_splits_are_drawn_alike_although_neighbouring_seeds_are():
+    """Among the first hundred seeds in order, one room may start hardly any game and another every second one."""
+    shares = []
+    for split in ("train", "validation", "test"):
+        environment = world("coin", tasks=150)
+        rooms = [started(environment, task)._state.observation.split(".")[0] for task in environment.tasks(split)]
+        shares.append({room: rooms.count(room) / len(rooms) for room in set(rooms)})
+    for room in set().union(*shares):
+        seen = [share.get(room, 0.0) for share in shares]
+        assert max(seen) - min(seen) < 0.2
+
+
+def test_skip_seeds_and_gold_lengths_filter():
+    skipped = set(seeds_of("train")[:17])
+    environment = world(skip_seeds=17, min_gold=3, max_gold=5)
     for task in environment.tasks("train"):
-        assert task.payload.seed >= 17
+        assert task.payload.seed not in skipped
         assert 3 <= len(textworld_expert.gold_path(key_of(environment, task))) <= 5
 
 
@@ -247,7 +259,7 @@ def test_first_seed_skips_and_gold_lengths_filter():
         ({"parameters": "numLocations=many"}, "numLocations is 'many', it needs a whole number"),
         ({"parameters": "numLocations"}, "it needs a whole number"),
         ({"min_gold": 5, "max_gold": 4}, "max_gold is 4, below min_gold"),
-        ({"first_seed": -1}, "first_seed is -1"),
+        ({"skip_seeds": -1}, "skip_seeds is -1"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(settings, sentence):

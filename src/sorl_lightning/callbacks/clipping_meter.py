@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import warnings
 from collections import deque
@@ -91,7 +92,7 @@ class ClippingMeter(Callback):
             return
         bias_norm, policy_norm = update.bias_norm(), update.policy_norm()
         factor = self._apply(update, bias_norm)
-        if not update.triggered and policy_norm > 0:
+        if not update.triggered and 0 < policy_norm < math.inf:
             self.norms.append(policy_norm if self.norm == "exact" else update.surrogate_norm())
         self.updates += 1
         self.triggered += update.triggered

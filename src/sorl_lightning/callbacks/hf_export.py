@@ -11,6 +11,7 @@ from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
 from sorl_lightning.control import Learner, owner_of
+from sorl_lightning.sharding import full_weights
 
 
 class HFExport(Callback):
@@ -27,12 +28,18 @@ class HFExport(Callback):
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.folder is None or not trainer.is_global_zero:
+        if self.folder is None:
             return
         learner = owner_of(Learner, pl_module)  # type: ignore[type-abstract]
+        weights = {}
+        for name, weight in full_weights(learner.policy_model):  # every rank must take part
+            if trainer.is_global_zero:
+                weights[name] = weight.cpu()
+        if not trainer.is_global_zero:
+            return
         target = Path(self.folder)
         unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        learner.policy_model.save_pretrained(unfinished)
+        learner.policy_model.save_pretrained(unfinished, state_dict=weights)
         learner.tokenizer.save_pretrained(unfinished)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)

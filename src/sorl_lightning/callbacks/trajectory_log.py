@@ -7,6 +7,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
 from typing_extensions import override
 
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.types import Trajectory
 
@@ -20,6 +21,12 @@ class TrajectoryLog(Callback):
     """
 
     def __init__(self, every_n_collections: int = 5, count: int = 4) -> None:
+        if every_n_collections < 1:
+            raise ConfigurationError(
+                f"trajectory_log.every_n_collections must be at least 1, got {every_n_collections}"
+            )
+        if count < 0:
+            raise ConfigurationError(f"trajectory_log.count must be 0 or more, got {count}")
         self.every_n_collections = every_n_collections
         self.count = count
 

@@ -45,6 +45,7 @@ class Collection:
         index: 0-based number of the collection.
         trajectories: of whole groups only, ordered by group and sibling.
         failures: a sentence for each group that was dropped because its environment kept failing.
+        dropped: trajectories dropped because a reward, log-probability or advantage was not finite.
         policy_version: version of the weights at its start.
         seconds: wall-clock time.
         discarded: trajectories of groups without signal, whose place others have taken.
@@ -53,6 +54,7 @@ class Collection:
     index: int
     trajectories: tuple[Trajectory, ...]
     failures: tuple[str, ...] = ()
+    dropped: int = 0
     policy_version: int = 0
     seconds: float = 0.0
     discarded: tuple[Trajectory, ...] = ()

@@ -27,6 +27,7 @@ class Summary:
         tokens: generated tokens.
         failures: groups dropped.
         discarded: groups played and not trained.
+        dropped: trajectories dropped for a number that is none.
         seconds: wall-clock time of the slowest rank.
         turn_limit: the largest limit under which a trajectory was rolled out, turns.
     """
@@ -36,6 +37,7 @@ class Summary:
     tokens: int
     failures: int
     discarded: int
+    dropped: int
     seconds: float
     turn_limit: int
 
@@ -50,6 +52,7 @@ class Summary:
             tokens=self.tokens + other.tokens,
             failures=self.failures + other.failures,
             discarded=self.discarded + other.discarded,
+            dropped=self.dropped + other.dropped,
             seconds=max(self.seconds, other.seconds),
             turn_limit=max(self.turn_limit, other.turn_limit),
         )
@@ -69,6 +72,7 @@ def summarize(collection: Collection) -> Summary:
         tokens=sum(trajectory.generated_tokens for trajectory in trajectories),
         failures=len(collection.failures),
         discarded=len({trajectory.group for trajectory in collection.discarded}),
+        dropped=collection.dropped,
         seconds=collection.seconds,
         turn_limit=max((trajectory.turn_limit for trajectory in trajectories), default=0),
     )

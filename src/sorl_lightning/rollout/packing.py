@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -126,6 +127,17 @@ def select(rows: RolloutBatch, index: Tensor) -> RolloutBatch:
     return rows.map(lambda tensor: tensor[index, :width])
 
 
+def finite_rows(rows: RolloutBatch) -> tuple[RolloutBatch, int]:
+    """Rows of trajectories whose generated tokens have finite numbers only, and the number of trajectories left out."""
+    fields = [getattr(rows, field.name) for field in dataclasses.fields(rows)]
+    numbers = [t for t in fields if isinstance(t, Tensor) and t.is_floating_point()]
+    trajectory, wrong = rows.trajectory[:, 0], torch.zeros(len(rows.turn), dtype=torch.bool)
+    for values in numbers:
+        wrong |= (~torch.isfinite(values.reshape(*rows.turn.shape, -1)).all(-1) & rows.generated).any(1)
+    unsound = trajectory[wrong].unique()
+    return select(rows, (~torch.isin(trajectory, unsound)).nonzero()[:, 0]), len(unsound)
+
+
 def balance(row_lengths: Tensor, micro_batches: int, token_budget: int | None = None) -> list[Tensor]:
     """Row numbers for each of ``micro_batches`` micro-batches, of about equal padded size; some may be empty.
 
@@ -140,7 +152,8 @@ def balance(row_lengths: Tensor, micro_batches: int, token_budget: int | None = 
     """
     order = torch.argsort(row_lengths, descending=True, stable=True)
     ordered = row_lengths[order].tolist()
-    low, high = max(ordered, default=1), max(ordered, default=1) * max(1, len(ordered))
+    longest = max(1, *ordered) if ordered else 1  # rows without a token to train have length 0
+    low, high = longest, longest * max(1, len(ordered))
     while low < high:  # the smallest micro-batch size with which the rows fit the number of micro-batches
         middle = (low + high) // 2
         if len(_runs(ordered, middle)) <= micro_batches:

@@ -14,8 +14,10 @@ Worked example, game "coin" with ``numLocations: 2``:
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NoReturn
 
 from sorl_lightning.errors import ConfigurationError
@@ -28,7 +30,7 @@ from sorl_lightning.rollout.environments.textworld_text import condensed, tidy
 from sorl_lightning.types import Message, Task
 
 FOLDS = {"train": "train", "validation": "dev", "test": "test"}
-# The package's own first seeds of its folds; with split_by="seed" they keep the splits apart in the train fold.
+# The package's own ranges of its folds; with split_by="seed" they keep the splits apart in the train fold.
 FIRST_SEEDS = {"train": 0, "validation": 10_000, "test": 20_000}
 SEEDS_PER_SPLIT = 10_000
 # Seeds tried before the first task is found; then the filter or the parameters are at fault.
@@ -56,7 +58,7 @@ class TextWorldExpress(Environment):
         parameters: of the game, as a mapping or as the package writes them ("numLocations=4,includeDoors=0"); those
             left out keep the package's defaults.
         train_tasks: number of tasks of the train split; validation_tasks, test_tasks: likewise.
-        first_seed: seeds to skip at the start of each split's range of 10,000.
+        skip_seeds: seeds to pass over in each split, so that another run can have tasks of its own.
         split_by: "fold": validation and test are the package's dev and test folds, whose objects may be other words
             (in twc all are); "seed": they are other seeds of the train fold.
         min_gold: fewest actions of the gold path.
@@ -78,7 +80,7 @@ class TextWorldExpress(Environment):
         train_tasks: int = 500,
         validation_tasks: int = 100,
         test_tasks: int = 100,
-        first_seed: int = 0,
+        skip_seeds: int = 0,
         split_by: Literal["fold", "seed"] = "fold",
         min_gold: int = 1,
         max_gold: int | None = None,
@@ -92,7 +94,7 @@ class TextWorldExpress(Environment):
         self.train_tasks = train_tasks
         self.validation_tasks = validation_tasks
         self.test_tasks = test_tasks
-        self.first_seed = first_seed
+        self.skip_seeds = skip_seeds
         self.split_by = split_by
         self.min_gold = min_gold
         self.max_gold = max_gold
@@ -110,21 +112,20 @@ class TextWorldExpress(Environment):
         ):
             if value not in allowed:
                 raise ConfigurationError(f"{name} is {value!r}, it can be one of: {', '.join(allowed)}")
-        if not 0 <= self.first_seed < SEEDS_PER_SPLIT:
-            raise ConfigurationError(f"first_seed is {self.first_seed}, need 0 <= first_seed < {SEEDS_PER_SPLIT}")
+        if not 0 <= self.skip_seeds < SEEDS_PER_SPLIT:
+            raise ConfigurationError(f"skip_seeds is {self.skip_seeds}, need 0 <= skip_seeds < {SEEDS_PER_SPLIT}")
         if self.max_gold is not None and self.max_gold < self.min_gold:
             raise ConfigurationError(f"max_gold is {self.max_gold}, below min_gold, which is {self.min_gold}")
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """The split's first solvable seeds; ids name fold and seed ("coin-train-17")."""
+        """The split's first solvable seeds, in the order of ``seeds_of``; ids name fold and seed ("coin-train-17")."""
         if split not in FOLDS:
             raise ConfigurationError(f"split is {split!r}, it can be one of: {', '.join(FOLDS)}")
         wanted = {"train": self.train_tasks, "validation": self.validation_tasks, "test": self.test_tasks}[split]
         fold = FOLDS[split] if self.split_by == "fold" else "train"
-        first, end = FIRST_SEEDS[split] + self.first_seed, FIRST_SEEDS[split] + SEEDS_PER_SPLIT
         tasks: list[Task] = []
-        for seed in range(first, end):
-            if len(tasks) >= wanted or (not tasks and seed >= first + PATIENCE):
+        for tried, seed in enumerate(seeds_of(split)[self.skip_seeds :]):
+            if len(tasks) >= wanted or (not tasks and tried >= PATIENCE):
                 break
             if self._accepts(GameKey(self.game, self._parameters, fold, seed)):
                 tasks.append(Task(id=f"{self.game}-{fold}-{seed}", payload=GameTask(fold, seed)))
@@ -206,3 +207,15 @@ class TextWorldExpress(Environment):
     def _info(self, valid: bool) -> dict[str, bool | float]:
         state, fraction = self._state, self._valid_steps / max(self._steps, 1)
         return {"success": state.success, "valid": float(valid), "valid_fraction": fraction, "score": state.score}
+
+
+@lru_cache
+def seeds_of(split: str) -> tuple[int, ...]:
+    """The seeds of a split's range, in a fixed shuffled order.
+
+    Java's generator answers neighbouring seeds with nearly the same first numbers, so the first few hundred seeds of a
+    range are alike, and unlike those of another range: a policy trained on one block of seeds would be tested on
+    another kind of game. Spread over the whole range, splits are drawn alike.
+    """
+    first = FIRST_SEEDS[split]
+    return tuple(random.Random(0).sample(range(first, first + SEEDS_PER_SPLIT), SEEDS_PER_SPLIT))

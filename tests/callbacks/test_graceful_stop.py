@@ -1,0 +1,81 @@
+"""Signals end a run between two optimiser steps, and leave a checkpoint to resume from."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import lightning as L
+import pytest
+import torch
+
+from conftest import agent
+from doubles import Countdown, ScriptedEngine
+from sorl_lightning.callbacks import GracefulStop, Stopped
+from sorl_lightning.datamodule import RolloutDataModule
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
+
+
+class Sender(L.Callback):
+    """Sends a signal in the first micro-batch of the second update of collection 1."""
+
+    def __init__(self, name: signal.Signals, times: int = 1) -> None:
+        self.name = name
+        self.times = times
+
+    def on_before_backward(self, trainer, pl_module, loss):
+        if trainer.current_epoch == 1 and trainer.global_step == 3:
+            while self.times:
+                self.times -= 1
+                os.kill(os.getpid(), self.name)
+
+
+def rollouts(engine, fails=None) -> RolloutDataModule:
+    return RolloutDataModule(
+        Countdown(fails=fails), engine, tasks_per_collection=2, group_size=2, max_turns=4, max_tokens=4,
+        context_limit=128, mini_batches=2, micro_batches=2,
+    )  # fmt: skip
+
+
+def stopped(trainer, tmp_path, callbacks, engine, fails=None):
+    saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
+    module = agent()
+    runner = trainer(
+        max_epochs=4,
+        accumulate_grad_batches=2,
+        enable_checkpointing=True,
+        callbacks=[GracefulStop(), *callbacks, saver],
+    )
+    before = [signal.getsignal(name) for name in SIGNALS]
+    with pytest.raises(Stopped) as stop:
+        runner.fit(module, datamodule=rollouts(engine, fails))
+    assert stop.value.code == 0
+    assert [signal.getsignal(name) for name in SIGNALS] == before
+    assert engine.closed == 1
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)
+    assert saved["policy_version"] == 2  # of the last collection that was trained whole
+    return module, str(stop.value)
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_the_step_in_progress_is_finished(trainer, tmp_path, name) -> None:
+    module, reason = stopped(trainer, tmp_path, [Sender(name)], ScriptedEngine())
+    assert reason == f"stopped by {name.name}; resume with --ckpt_path, from the last checkpoint"
+    assert module.policy_version == 4
+
+
+def test_a_second_signal_does_not_wait(trainer, tmp_path) -> None:
+    module, _ = stopped(trainer, tmp_path, [Sender(signal.SIGINT, times=2)], ScriptedEngine())
+    assert module.policy_version == 3
+
+
+def test_a_collection_in_progress_is_given_up(trainer, tmp_path) -> None:
+    def fails(task, attempt, text=None):
+        if engine.version == 2 and text is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    engine = ScriptedEngine()
+    module, reason = stopped(trainer, tmp_path, [], engine, fails)
+    assert "SIGTERM" in reason
+    assert module.policy_version == 2
