@@ -88,7 +88,8 @@ def draw(results: dict[str, list[Record]], path: Path) -> None:
                     panel.plot(median, color=f"C{number}", label=name)
         for panel, label in zip(axes[:, column], PANELS.values(), strict=True):
             panel.set_ylabel(label)
-        axes[0, column].legend(fontsize=8)
+        if axes[0, column].lines:
+            axes[0, column].legend(fontsize=8)
         axes[-1, column].set_xlabel("collection")
     axes[-1, 0].set_yscale("symlog", linthresh=0.1)
     figure.tight_layout()
