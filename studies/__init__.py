@@ -1,0 +1,1 @@
+"""The papers' claims, run again at the size of one machine."""

@@ -13,6 +13,7 @@ from sorl_lightning import cli
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 ENGINES = sorted((ROOT / "configs/engine").glob("*.yaml"))
+OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
 SWITCHES = sorted((ROOT / "callbacks").glob("*.yaml"))
 
 
@@ -42,7 +43,19 @@ def test_every_engine_composes_with_the_quickstart(parse, path: Path) -> None:
     assert "callbacks" not in yaml.safe_load(path.read_text())["trainer"]
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=name)
+@pytest.mark.parametrize("path", OBJECTIVES, ids=name)
+def test_every_objective_goes_on_top_of_the_quickstart(parse, path: Path) -> None:
+    config = yaml.safe_load(path.read_text())
+    run = parse(ROOT / "configs/quickstart.yaml", path)
+    for setting, value in config["model"]["objective"]["init_args"].items():
+        assert getattr(run.model.objective, setting) == value
+    for setting, value in config.get("data", {}).items():
+        assert getattr(run.datamodule, setting) == value
+    assert (run.model.critic is not None) == run.model.objective.needs_critic
+    assert run.datamodule.max_turns == 10  # the quickstart's own
+
+
+@pytest.mark.parametrize("path", [*CONFIGS, *OBJECTIVES], ids=name)
 def test_no_config_replaces_the_callbacks(path: Path) -> None:
     assert "callbacks" not in yaml.safe_load(path.read_text()).get("trainer", {})
 

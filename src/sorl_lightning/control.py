@@ -6,7 +6,7 @@ callback out *is* the ablation.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
@@ -127,6 +127,13 @@ class HasClipBias(Protocol):
     """Owner of the loss terms of the micro-batch in flight: the module."""
 
     loss_terms: LossTerms | None
+
+
+@runtime_checkable
+class HasTokenFigures(Protocol):
+    """Owner of the figures of each token of the micro-batch in flight: the module."""
+
+    token_figures: Mapping[str, Tensor]
 
 
 @runtime_checkable

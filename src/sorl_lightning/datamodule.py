@@ -24,7 +24,9 @@ from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.engines import ExpertEngine, LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.metrics import constant_group_ids
 from sorl_lightning.rollout.packing import finite_rows, pack
+from sorl_lightning.rollout.resampling import replace_groups
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.strategies import check_strategy
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
@@ -69,7 +71,10 @@ class RolloutDataModule(L.LightningDataModule):
         passes: passes over a collection. ``mini_batches * passes`` optimiser steps a collection is the off-policyness.
         micro_batches: forward and backward passes an optimiser step; equals the trainer's accumulate_grad_batches.
         token_budget: most padded tokens of a micro-batch; None sets no bound.
-        aggregation: what counts equally in the loss: trajectories, tokens, or turns.
+        aggregation: what counts equally in the loss: trajectories, tokens, or turns; "fixed" divides the sum over
+            tokens by trajectories x max_turns x max_tokens, whatever was generated (Dr.GRPO).
+        resample: rounds in which groups without signal (all siblings have one reward) are replaced by other tasks'
+            groups (DAPO); those that are left after the last round stay.
         retries: fresh environments tried after one has failed, for each trajectory.
         step_timeout: longest wait for an environment whose ``reset`` and ``step`` are coroutines, seconds; after it the
             environment has failed. None waits for ever.
@@ -94,6 +99,7 @@ class RolloutDataModule(L.LightningDataModule):
         micro_batches: int = 1,
         token_budget: int | None = None,
         aggregation: Aggregation = "trajectory",
+        resample: int = 0,
         retries: int = 2,
         step_timeout: float | None = None,
         reward: Reward | None = None,
@@ -115,6 +121,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.micro_batches = micro_batches
         self.token_budget = token_budget
         self.aggregation = aggregation
+        self.resample = resample
         self.retries = retries
         self.step_timeout = step_timeout
         self.reward = reward
@@ -143,8 +150,9 @@ class RolloutDataModule(L.LightningDataModule):
                 raise ConfigurationError(f"data.{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.temperature < math.inf:
             raise ConfigurationError(f"data.temperature must be above 0, to train, and finite, got {self.temperature}")
-        if self.retries < 0:
-            raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
+        for name in ("retries", "resample"):
+            if getattr(self, name) < 0:
+                raise ConfigurationError(f"data.{name} must be 0 or more, got {getattr(self, name)}")
         if self.step_timeout is not None and not self.step_timeout > 0:
             raise ConfigurationError(f"data.step_timeout must be above 0 seconds, got {self.step_timeout}")
         if self.aggregation not in get_args(Aggregation):
@@ -180,6 +188,11 @@ class RolloutDataModule(L.LightningDataModule):
             raise ConfigurationError(
                 f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} must equal "
                 f"data.micro_batches={self.micro_batches}"
+            )
+        if self.resample and self.group_size < 2:
+            raise ConfigurationError(
+                f"data.resample={self.resample} replaces groups whose siblings have one reward, which every group of "
+                "data.group_size=1 is: set resample to 0 or group_size to 2 or more"
             )
         if self.tasks_per_collection % world:
             raise ConfigurationError(
@@ -230,6 +243,7 @@ class RolloutDataModule(L.LightningDataModule):
             token_budget=self.token_budget,
             aggregation=self.aggregation,
             max_turns=self.max_turns,
+            max_tokens=self.max_tokens,
             seed=self.seed,
         )
         return RolloutStream(self.collect_rows, plan)
@@ -274,14 +288,29 @@ class RolloutDataModule(L.LightningDataModule):
         orders = {r: permutation(len(tasks), derive_seed(self.seed, "order", r)) for r in rounds}
         return [tasks[orders[p // len(tasks)][p % len(tasks)]] for p in positions]
 
+    def tasks_of_round(self, index: int, number: int) -> list[Task]:
+        """Tasks that may replace those of collection ``index`` in round ``number`` of resampling, on all ranks."""
+        tasks = self.tasks("train")
+        return [tasks[p] for p in permutation(len(tasks), derive_seed(self.seed, "resample", index, number))]
+
     def collect(self) -> Collection:
         """Pull the weights and roll out the next training collection on this rank."""
         index = self._trainer().current_epoch
         tasks = self.tasks_of_collection(index)
         seed = derive_seed(self.seed, "train", index)
         collector = self._collector(self.engine, self.temperature, self.group_size, self._guests())
-        self.collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
-        return self.collection
+        collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
+        for number in range(self.resample):
+            dead = constant_group_ids(collection.trajectories)
+            most = max(ranks.gather(len(dead))) * self._trainer().world_size
+            if not most:
+                break
+            tasks = self.tasks_of_round(index, number)[:most]
+            seed = derive_seed(self.seed, "resample", index, number)
+            fresh = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
+            collection = replace_groups(collection, dead, fresh)
+        self.collection = collection
+        return collection
 
     def collect_rows(self) -> tuple[int, RolloutBatch]:
         """Collect, and turn the trajectories into rows with all that the objective needs."""

@@ -66,7 +66,7 @@ class Pretrained(ModelSource):
         except (OSError, ValueError) as error:
             raise ConfigurationError(f"policy path {self.path!r} holds no causal language model: {error}") from error
         if self.gradient_checkpointing:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            recompute_activations(model)
         check_head(model)
         return model, tokenizer
 
@@ -125,6 +125,13 @@ class SmallLlama(ModelSource):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Trade time for memory: keep no activations of a layer, compute them again in the backward pass."""
+    # The older name is deprecated where the newer one exists.
+    enable = getattr(model, "activation_checkpointing_enable", model.gradient_checkpointing_enable)
+    enable({"use_reentrant": False})
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -223,8 +230,11 @@ class PolicyNetwork(nn.Module):
         generated: Bool[Tensor, "B T"],
         temperature: float = 1.0,
         compare: Callable[[Readout, Tensor], Tensor] | None = None,
+        value_head: nn.Module | None = None,
     ) -> tuple[Float[Tensor, "B T"], ...]:
         """Log-probability and entropy at each generated token, nats, and the N numbers of ``compare``; 0 elsewhere.
+
+        With ``value_head``, a critic's head on this backbone, a last result: its value of the state after each token.
 
         The value at token t is that of ``input_ids[:, t]`` given the tokens before it: nothing is shifted for the
         caller. Rows are padded on the right, so causal attention needs no mask. ``compare`` is called with the readout
@@ -238,7 +248,8 @@ class PolicyNetwork(nn.Module):
             values.append(compare(readout, values[0]))
         # A row of padding must still reach every parameter, or sharded backward passes wait for ever.
         blank = (states.sum() * 0.0).expand(generated.shape)
-        return tuple(blank.to(value.dtype).masked_scatter(generated, value) for value in values)
+        outputs = tuple(blank.to(value.dtype).masked_scatter(generated, value) for value in values)
+        return outputs if value_head is None else (*outputs, value_head(states))
 
     def readout(
         self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"], generated: Bool[Tensor, "B T"]

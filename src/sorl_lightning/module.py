@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import add
 from typing import Any
@@ -19,20 +20,23 @@ from typing_extensions import override
 from sorl_lightning import ranks
 from sorl_lightning.adapters import has_adapters
 from sorl_lightning.control import KLSchedule, TurnWeighting
+from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
-from sorl_lightning.objectives import Objective
+from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.metrics import constant_groups, summarize
-from sorl_lightning.rollout.packing import lengths, select
+from sorl_lightning.rollout.packing import lengths, select, split_trajectories
 from sorl_lightning.sharding import ShardingPlan, gradient_norm, is_sharded
 from sorl_lightning.step_guard import StepGuard
 from sorl_lightning.student_teacher import ROWS_AT_ONCE, check_teacher, forward, recorded, token_signals
 from sorl_lightning.tally import Tally
 from sorl_lightning.teachers import Teacher
 from sorl_lightning.turn_records import TurnRecords
-from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
+from sorl_lightning.types import Ending, LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
+
+WITH_MAXIMUM = ("ratio", "mismatch_kl")  # figures of tokens whose largest value is logged beside the mean
 
 
 def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -50,6 +54,7 @@ class AgentModule(L.LightningModule):
         lr_scheduler: called with the optimizer, stepped once an optimiser step; None keeps the rate.
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
         teacher: whom the student learns from, if the objective is a distillation.
+        critic: learns values beside the policy, for the advantage "gae".
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
         max_skipped_steps: most optimiser steps in a row that may be skipped, for a loss or gradient that is not finite
             or for want of a token to train, before the run stops.
@@ -63,6 +68,7 @@ class AgentModule(L.LightningModule):
         lr_scheduler: LRSchedulerCallable | None = None,
         reference: ModelSource | None = None,
         teacher: Teacher | None = None,
+        critic: Critic | None = None,
         temperature: float = 1.0,
         max_skipped_steps: int = 10,
     ) -> None:
@@ -73,6 +79,7 @@ class AgentModule(L.LightningModule):
         self.lr_scheduler = lr_scheduler
         self.reference_source = reference
         self.teacher = teacher
+        self.critic = critic
         self.temperature = temperature
         self.max_skipped_steps = max_skipped_steps
         self.steps = StepGuard()
@@ -80,7 +87,10 @@ class AgentModule(L.LightningModule):
         self.turn_weighting = TurnWeighting()
         self.policy_version = 0
         self.policy: PolicyNetwork | None = None
+        self.value_network: ValueHead | ValueNetwork | None = None
         self.loss_terms: LossTerms | None = None
+        self.token_figures: Mapping[str, Tensor] = {}
+        self._explained_variance: float | None = None
         self._tally = Tally()
         self._turns: TurnRecords | None = None
         # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
@@ -103,9 +113,14 @@ class AgentModule(L.LightningModule):
         self.policy = PolicyNetwork(model)
         # Weights beside adapters never change, and are not in checkpoints.
         self.strict_loading = not has_adapters(model)
+        if self.critic is not None:
+            own = self.critic.backbone == "own"
+            source = self.critic.source or self.source
+            self.value_network = ValueNetwork(source.load()[0]) if own else ValueHead(model)
         if self.device_mesh is not None:
             plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
-            for network in (self.policy, *self._frozen.values()):
+            critics = [] if self.value_network is None else [self.value_network]
+            for network in (self.policy, *critics, *self._frozen.values()):
                 plan.apply(network, self.device_mesh["data_parallel"])
 
     @override
@@ -132,8 +147,14 @@ class AgentModule(L.LightningModule):
     @override
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
+        parameters: Any = (p for p in self.policy.parameters() if p.requires_grad)
+        if self.critic is not None and self.value_network is not None:
+            group: dict[str, Any] = {"params": [p for p in self.value_network.parameters() if p.requires_grad]}
+            if self.critic.lr is not None:
+                group["lr"] = self.critic.lr
+            parameters = [{"params": list(parameters)}, group]
         try:
-            optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
+            optimizer = self.optimizer(parameters)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"model.optimizer: {error}") from error
         if self.lr_scheduler is None:
@@ -145,13 +166,18 @@ class AgentModule(L.LightningModule):
 
     @torch.no_grad()
     def annotate(self, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
-        """Advantages, and the reference's log-probabilities where the objective needs them."""
-        advantages = self.objective.advantages(trajectories) if trajectories else torch.zeros(1)
-        rewarded = rows.generated if rows.by_teacher is None else rows.generated & ~rows.by_teacher
-        changes = {"advantages": torch.where(rewarded, advantages[rows.trajectory], 0.0)}
+        """Advantages, and the log-probabilities and values that the objective needs beside those of the engine."""
+        self._check_rows(rows)
         if "reference" in self._frozen:
-            changes["reference_logprobs"] = self._score(self._frozen["reference"], rows)
-        rows = recorded(self.objective, self.teacher, rows.replace(**changes), self.temperature)
+            reference = self._frozen["reference"]
+            if not is_sharded(reference):
+                reference.to(self.device)
+            rows = rows.replace(reference_logprobs=self._score(rows, lambda part: self._logprobs(reference, part)))
+        if isinstance(self.objective, HasOldPolicy) and self.objective.needs_old_logprobs:
+            policy = self._policy()
+            rows = rows.replace(old_logprobs=self._score(rows, lambda part: self._logprobs(policy, part)))
+        rows = self._rewarded(rows, trajectories)
+        rows = recorded(self.objective, self.teacher, rows, self.temperature)
         if self.turn_weighting.factor is not None:
             if is_sharded(self._policy()):
                 raise ConfigurationError(
@@ -161,24 +187,73 @@ class AgentModule(L.LightningModule):
             rows = rows.replace(factors=self.turn_weighting.factor(signals))
         return rows
 
-    def _score(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
-        """Log-probabilities of the generated tokens, a few rows at a time, on the CPU."""
-        if not is_sharded(network):
-            network = network.to(self.device)
-        scores = torch.zeros(rows.turn.shape)
+    def _rewarded(self, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
+        """Advantages from rewards or the critic; 0 at tokens that the teacher played."""
+        if self.critic is not None:
+            rows = self._estimate(self.critic, rows, trajectories)
+        else:
+            # A rank without trajectories asks too: some kinds compare those of all ranks.
+            advantages = self.objective.advantages(trajectories)
+            rows = rows.replace(advantages=spread(advantages if trajectories else torch.zeros(1), rows))
+        if rows.by_teacher is None:
+            return rows
+        return rows.replace(advantages=rows.advantages.masked_fill(rows.by_teacher, 0.0))
+
+    def _estimate(self, critic: Critic, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
+        assert isinstance(self.objective, HasCriticRewards)
+        truncated = torch.tensor([trajectory.ending is not Ending.DONE for trajectory in trajectories] or [False])
+        after = self._score(rows, self._values)
+        rows = critic.estimate(rows, after, self.objective.token_rewards(rows), truncated)
+        self._explained_variance = explained_variance(rows)
+        return rows
+
+    def _score(self, rows: RolloutBatch, score: Callable[[RolloutBatch], Tensor]) -> Tensor:
+        """A number for each token up to its row's last generated one, a few rows at a time, on the CPU."""
         parts = list(torch.argsort(lengths(rows)).split(ROWS_AT_ONCE))
         # Sharded networks run as often on every rank: with padding where there are no more rows.
         parts += [parts[0][:0]] * (max(ranks.gather(len(parts))) - len(parts))
+        scores: Tensor | None = None
         for index in parts:
-            part = select(rows, index).to(self.device)
-            logprobs, _ = network(part.input_ids, part.position_ids, part.generated, self.temperature)
+            part = score(select(rows, index).to(self.device))
+            part = part.to("cpu", torch.promote_types(part.dtype, torch.float32))
+            scores = part.new_zeros(rows.turn.shape) if scores is None else scores
             if len(index):
-                scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
+                scores[index, : part.shape[1]] = part
+        assert scores is not None
         return scores
 
     def _policy(self) -> PolicyNetwork:
         assert self.policy is not None
         return self.policy
+
+    def _logprobs(self, network: PolicyNetwork, part: RolloutBatch) -> Tensor:
+        return network(part.input_ids, part.position_ids, part.generated, self.temperature)[0]
+
+    def _values(self, part: RolloutBatch) -> Tensor:
+        """The critic's value after each token."""
+        if isinstance(self.value_network, ValueNetwork):
+            values: Tensor = self.value_network(part.input_ids, part.position_ids)
+            return values
+        inputs = (part.input_ids, part.position_ids, part.generated, self.temperature)
+        head: Tensor = self._policy()(*inputs, value_head=self.value_network)[2]
+        return head
+
+    def _forward(self, batch: RolloutBatch) -> tuple[Tensor, Tensor, Tensor | None, RolloutBatch]:
+        """Log-probability and entropy of each token, the critic's value after it, and the batch with its comparison."""
+        head = self.value_network if isinstance(self.value_network, ValueHead) else None
+        logprobs, entropy, values, batch = forward(
+            self._policy(), self.objective, self.teacher, batch, self.temperature, head
+        )
+        return logprobs, entropy, self._values(batch) if self.critic is not None and head is None else values, batch
+
+    def _check_rows(self, rows: RolloutBatch) -> None:
+        pools = isinstance(self.objective, HasOldPolicy) and self.objective.pools_trajectories
+        if pools and self.trainer.accumulate_grad_batches > 1 and split_trajectories(rows):
+            raise ConfigurationError(
+                "objective level 'sequence' pools over whole trajectories, but the chat template rewrites history and "
+                "splits them into rows, which data.micro_batches="
+                f"{self.trainer.accumulate_grad_batches} may part: set data.micro_batches to 1"
+            )
 
     # Training
 
@@ -187,38 +262,61 @@ class AgentModule(L.LightningModule):
         if self.max_skipped_steps < 0:
             raise ConfigurationError(f"model.max_skipped_steps must be 0 or more, got {self.max_skipped_steps}")
         self.objective.check(self._data().group_size)
+        needs_critic = isinstance(self.objective, HasCriticRewards) and self.objective.needs_critic
+        if needs_critic and self.critic is None:
+            raise ConfigurationError("objective.advantage='gae' needs a critic, and model.critic is null")
+        if self.critic is not None and not needs_critic:
+            raise ConfigurationError(
+                "model.critic is set, but no advantage comes from it: set objective.advantage='gae', or model.critic "
+                "to null"
+            )
 
     @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
         if batch_idx == 0:
             self._training_start, self._trained_tokens = time.perf_counter(), 0.0
             self._log_collection(self._data().collection)
-        logprobs, entropy, batch = forward(self._policy(), self.objective, self.teacher, batch, self.temperature)
+        logprobs, entropy, values, batch = self._forward(batch)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
-        self.loss_terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
-        self._account(batch, entropy, metrics)
+        terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
+        if self.critic is not None and values is not None:
+            terms = dataclasses.replace(terms, value=self.critic.loss(batch, values.roll(1, dims=1), weights))
+        self.token_figures = {"entropy": entropy.detach(), **metrics}
+        self._account(batch, terms)
         self._record_turns(batch, batch_idx, entropy, weights)
+        # Nobody has a policy's gradient to act on while the critic warms up alone.
+        self.loss_terms = None if self._warming() else terms
+        loss = terms.value if self._warming() and terms.value is not None else terms.total
         # Lightning divides by the number of micro-batches and strategies by that of ranks; the weights have done so.
-        return self.loss_terms.total * self.trainer.accumulate_grad_batches * ranks.count()
+        return loss * self.trainer.accumulate_grad_batches * ranks.count()
 
-    def _account(self, batch: RolloutBatch, entropy: Tensor, metrics: Any) -> None:
-        assert self.loss_terms is not None
+    def _warming(self) -> bool:
+        return self.critic is not None and self.trainer.current_epoch < self.critic.warmup
+
+    @override
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        if self._warming() and self.policy is not None:
+            for parameter in self.policy.parameters():  # a gradient of 0 would still let weight decay move them
+                parameter.grad = None
+
+    def _account(self, batch: RolloutBatch, terms: LossTerms) -> None:
         mask = batch.generated
-        self.steps.add(self.loss_terms.total, mask)
+        self.steps.add(terms.total, mask)
         self._tally.add("tokens", mask.sum())
-        self._tally.add("train/loss", self.loss_terms.total)
-        self._tally.add("train/policy_loss", self.loss_terms.policy)
-        self._tally.add_mean("train/entropy", entropy, mask)
+        self._tally.add("train/loss", terms.total)
+        self._tally.add("train/policy_loss", terms.policy)
+        if terms.value is not None:
+            self._tally.add("train/value_loss", terms.value)
         staleness = (self.policy_version - batch.policy_version).float()
         self._tally.add_mean("train/staleness", staleness, mask)
         self._tally.add_mean("train/advantage", batch.advantages, mask)
         self._tally.add_mean("train/advantage_variance", batch.advantages**2, mask)
-        for name, values in metrics.items():
+        for name, values in self.token_figures.items():
             self._tally.add_mean(f"train/{name}", values, mask)
-        if "ratio" in metrics:
-            self._tally.add_maximum("train/ratio_max", metrics["ratio"], mask)
-        if self.loss_terms.clipped is not None:
-            turns, touched = touched_turns(batch, self.loss_terms.clipped)
+            if name in WITH_MAXIMUM:
+                self._tally.add_maximum(f"train/{name}_max", values, mask)
+        if terms.clipped is not None:
+            turns, touched = touched_turns(batch, terms.clipped)
             self._tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
 
     def _record_turns(self, batch: RolloutBatch, batch_idx: int, entropy: Tensor, weights: Tensor) -> None:
@@ -263,7 +361,7 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: RolloutBatch, batch_idx: int) -> None:
-        self.loss_terms = None
+        self.loss_terms, self.token_figures = None, {}
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return
         figures = self._tally.flush()
@@ -283,12 +381,13 @@ class AgentModule(L.LightningModule):
         """Rollout figures, against the version of the weights that were rolled out."""
         if collection is None:
             return
-        shares = ranks.gather((summarize(collection), constant_groups(collection.trajectories)))
+        shares = ranks.gather((summarize(collection), constant_groups(collection.played)))
         summary = reduce(add, (summary for summary, _ in shares))
         groups = max(sum(share.terms for _, share in shares), 1)
         metrics = {f"rollout/{name}": value for name, value in summary.means.items()}
         metrics |= {
             "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
+            "rollout/discarded_groups": float(summary.discarded),
             "rollout/failed_groups": float(summary.failures),
             "rollout/dropped_trajectories": float(summary.dropped),
             "rollout/seconds": summary.seconds,
@@ -296,6 +395,8 @@ class AgentModule(L.LightningModule):
             "throughput/generated_tokens_per_second": summary.tokens / summary.seconds,
             "collection": float(collection.index),
         }
+        if self._explained_variance is not None:
+            metrics["critic/explained_variance"] = self._explained_variance
         for logger in self.loggers:
             logger.log_metrics(metrics, step=collection.policy_version)
         for name, value in metrics.items():
@@ -351,6 +452,12 @@ class AgentModule(L.LightningModule):
 
     def _data(self) -> Any:
         return self.trainer.datamodule  # type: ignore[attr-defined]
+
+
+def spread(advantages: Tensor, rows: RolloutBatch) -> Tensor:
+    """Give each generated token the advantage of its trajectory ([N]) or of its turn of it ([N, K])."""
+    place = (rows.trajectory,) if advantages.ndim == 1 else (rows.trajectory, rows.turn.clamp(min=0))
+    return torch.where(rows.generated, advantages[place], 0.0)
 
 
 def touched_turns(batch: RolloutBatch, clipped: Tensor) -> tuple[Tensor, Tensor]:

@@ -42,6 +42,13 @@ def total(values: Tensor) -> Tensor:
     return summed.to(values.device)
 
 
+def pooled(values: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """``function`` of the one-dimensional ``values`` of all ranks together; this rank's part of the result."""
+    shares = gather(values)
+    own = dist.get_rank() if _several() else 0
+    return function(torch.cat(shares)).split([len(share) for share in shares])[own]
+
+
 def anywhere(flag: bool) -> bool:
     """Whether ``flag`` is set on some rank: what skips work is decided so, or sharded passes wait for ever."""
     return bool(total(torch.tensor(float(flag))) > 0)

@@ -14,6 +14,7 @@ from sorl_lightning import ranks
 from sorl_lightning.functional.turns import turn_statistics
 from sorl_lightning.functional.weights import (
     each_turn_weights,
+    fixed_weights,
     reweighted,
     token_weights,
     trajectory_weights,
@@ -24,11 +25,13 @@ from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
 from sorl_lightning.types import RolloutBatch, TurnStatistics
 
-Aggregation = Literal["trajectory", "token", "turn"]
-AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor, TurnStatistics], Tensor]] = {
-    "trajectory": trajectory_weights,
-    "token": lambda turn, trajectory, counts: token_weights(turn, counts),
-    "turn": each_turn_weights,
+Aggregation = Literal["trajectory", "token", "turn", "fixed"]
+# Each from turns, trajectories, counts of the whole batch, and the most tokens that a trajectory can generate.
+AGGREGATIONS: dict[Aggregation, Callable[[Tensor, Tensor, TurnStatistics, int], Tensor]] = {
+    "trajectory": lambda turn, trajectory, counts, _: trajectory_weights(turn, trajectory, counts),
+    "token": lambda turn, trajectory, counts, _: token_weights(turn, counts),
+    "turn": lambda turn, trajectory, counts, _: each_turn_weights(turn, trajectory, counts),
+    "fixed": lambda turn, trajectory, counts, length: fixed_weights(turn, length, trajectory, counts),
 }
 
 
@@ -52,6 +55,7 @@ class UpdatePlan:
     token_budget: int | None
     aggregation: Aggregation
     max_turns: int
+    max_tokens: int
     seed: int
 
     def __len__(self) -> int:
@@ -92,9 +96,10 @@ class UpdatePlan:
         return [TurnStatistics(**dict(zip(names, counts, strict=True))) for counts in summed]
 
     def _weigh(self, update: RolloutBatch, counts: TurnStatistics) -> RolloutBatch:
-        """Weights that sum to 1 over the optimiser batch: all its micro-batches, on all ranks."""
+        """Weights that sum to 1 over the optimiser batch: all its micro-batches, on all ranks (not so "fixed")."""
+        length = self.max_turns * self.max_tokens
         weights = {
-            "trajectory_weights": AGGREGATIONS[self.aggregation](update.turn, update.trajectory, counts),
+            "trajectory_weights": AGGREGATIONS[self.aggregation](update.turn, update.trajectory, counts, length),
             "turn_weights": turn_weights(update.turn, update.trajectory, counts=counts),
         }
         if update.factors is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.chunked_topk import chunked_topk
@@ -51,22 +51,30 @@ def recorded(objective: Objective, teacher: Teacher | None, rows: RolloutBatch, 
 
 
 def forward(
-    policy: PolicyNetwork, objective: Objective, teacher: Teacher | None, batch: RolloutBatch, temperature: float
-) -> tuple[Tensor, Tensor, RolloutBatch]:
-    """Log-probabilities and entropies of the policy, and the batch with its comparison to the teacher, if any."""
+    policy: PolicyNetwork,
+    objective: Objective,
+    teacher: Teacher | None,
+    batch: RolloutBatch,
+    temperature: float,
+    value_head: nn.Module | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, RolloutBatch]:
+    """Log-probabilities and entropies of the policy, values, and the batch with its comparison to the teacher, if any.
+
+    The values are those of ``value_head``, a critic's head on the policy's backbone.
+    """
     inputs = (batch.input_ids, batch.position_ids, batch.generated, temperature)
     if not isinstance(objective, TeacherObjective):
-        logprobs, entropy = policy(*inputs)
-        return logprobs, entropy, batch
+        logprobs, entropy, *values = policy(*inputs, value_head=value_head)
+        return logprobs, entropy, values[0] if values else None, batch
     readout = None
     if objective.recorded_top_k is None:
         assert isinstance(teacher, FullTeacher)
         readout = teacher.readout(batch)
-    logprobs, entropy, divergence = policy(*inputs, objective.compare(batch, readout, temperature))
+    compare = objective.compare(batch, readout, temperature)
+    logprobs, entropy, divergence, *values = policy(*inputs, compare, value_head)
     teacher_entropy = _teacher_entropy(batch, readout, objective.tempered(temperature)).to(divergence.dtype)
-    return logprobs, entropy, batch.replace(
-        comparison=Comparison(divergence=divergence, teacher_entropy=teacher_entropy)
-    )  # fmt: skip
+    comparison = Comparison(divergence=divergence, teacher_entropy=teacher_entropy)
+    return logprobs, entropy, values[0] if values else None, batch.replace(comparison=comparison)
 
 
 @torch.no_grad()
@@ -91,7 +99,7 @@ def token_signals(
         raise ConfigurationError(f"a weighting of turns needs a teacher, and {type(objective).__name__} has none")
     found = torch.zeros(4, *rows.turn.shape)
     for index, part in parts(rows, policy.model.device):
-        _, entropy, compared = forward(policy, objective, teacher, part, temperature)
+        _, entropy, _, compared = forward(policy, objective, teacher, part, temperature)
         assert compared.comparison is not None
         mask = predicted(part.generated)
         own = policy.readout(part.input_ids, part.position_ids, part.generated)

@@ -143,6 +143,14 @@ class Trajectory:
         """Tokens that the policy generated, over all turns."""
         return sum(len(turn.completion.token_ids) for turn in self.turns if turn.author == "policy")
 
+    @property
+    def turn_rewards(self) -> tuple[float, ...]:
+        """Reward of each turn; they sum to ``reward``: what a reward function changed is on the last."""
+        rewards = [turn.reward for turn in self.turns]
+        if rewards and sum(rewards) != self.reward:
+            rewards[-1] += self.reward - sum(rewards)
+        return tuple(rewards)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TeacherScores:
@@ -196,6 +204,8 @@ class RolloutBatch:
         advantages: advantage of each generated token.
         trajectory_weights: weight of each token when trajectories count equally; sums to 1 over the optimiser batch.
         turn_weights: the same when turns count equally.
+        old_logprobs: log-probability under the trainer's own weights at the start of the collection, nats; None where
+            ``behaviour_logprobs`` stand for it.
         reference_logprobs: log-probability under the reference model, nats.
         values: the critic's value before the token; returns: its target.
         teacher: what the teacher said at collection time, for objectives that read its top K or the sampled token.
@@ -214,6 +224,7 @@ class RolloutBatch:
     advantages: Float[Tensor, "B T"]
     trajectory_weights: Float[Tensor, "B T"]
     turn_weights: Float[Tensor, "B T"]
+    old_logprobs: Float[Tensor, "B T"] | None = None
     reference_logprobs: Float[Tensor, "B T"] | None = None
     values: Float[Tensor, "B T"] | None = None
     returns: Float[Tensor, "B T"] | None = None
@@ -340,6 +351,9 @@ class LossTerms:
         value: critic loss; None without a critic.
         clip_bias: scalar whose gradient is the clipping bias C; None where nothing can clip.
         clipped: tokens whose ratio was clipped, bool [B, T].
+        policy_by_token: what each token adds to ``policy``; clip_bias_by_token: to ``clip_bias``; both [B, T], for
+            those who scale trajectories apart from one another.
+        weights: weights of the tokens, [B, T].
     """
 
     policy: Tensor
@@ -347,6 +361,9 @@ class LossTerms:
     value: Tensor | None = None
     clip_bias: Tensor | None = None
     clipped: Tensor | None = None
+    policy_by_token: Tensor | None = None
+    clip_bias_by_token: Tensor | None = None
+    weights: Tensor | None = None
 
     @property
     def total(self) -> Tensor:

@@ -19,6 +19,7 @@ from lightning.pytorch.plugins import DoublePrecision
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine, random_words
 from sorl_lightning import ranks
+from sorl_lightning.callbacks import ClippingTriggeredNormalization
 from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import Loaded, SmallLlama
@@ -69,6 +70,18 @@ class Recorder(L.Callback):
             self.parameters.append(flat(pl_module))
 
 
+class Norms(ClippingTriggeredNormalization):
+    """Keeps ||C|| of each update as the float64 that it was."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.seen: list[float] = []
+
+    def _apply(self, update: Any, bias_norm: float) -> float:
+        self.seen.append(bias_norm)
+        return super()._apply(update, bias_norm)
+
+
 def flat(module: Any) -> np.ndarray:
     return torch.cat([weight.flatten() for _, weight in full_weights(module.policy_model)]).numpy().copy()
 
@@ -84,10 +97,13 @@ def fit(
     optimizer: Any = None,
     module_settings: Any = None,
     trainer_settings: Any = None,
+    switch: Any = None,
     **settings: Any,
 ) -> dict[str, Any]:
-    """A fit in float64 on scripted rollouts; ``settings`` are the datamodule's."""
+    """A fit in float64 on scripted rollouts; ``settings`` are the datamodule's, ``switch`` the normalization's."""
     recorder = Recorder()
+    meter = None if switch is None else Norms(**switch)
+    callbacks = [*callbacks, *([] if meter is None else [meter])]
     defaults: dict[str, Any] = {
         "tasks_per_collection": 4, "group_size": 4, "max_turns": 4, "max_tokens": 4, "context_limit": 128,
     }  # fmt: skip
@@ -111,7 +127,8 @@ def fit(
     tasks = [(t.task.id, t.group, t.sibling, t.seed) for t in data.collection.trajectories] if data.collection else []
     return {
         "gradients": recorder.gradients, "figures": recorder.figures, "parameters": recorder.parameters,
-        "tokens": recorder.tokens, "tasks": tasks, "version": module.policy_version,
+        "norms": [] if meter is None else meter.seen, "tokens": recorder.tokens, "tasks": tasks,
+        "version": module.policy_version,
     }  # fmt: skip
 
 

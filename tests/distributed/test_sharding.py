@@ -12,6 +12,7 @@ from processes import launch
 
 from doubles import ScriptedEngine
 from sorl_lightning.callbacks import ClippingTriggeredNormalization
+from sorl_lightning.critic import Critic
 from sorl_lightning.objectives import PolicyGradient
 
 pytestmark = pytest.mark.distributed
@@ -48,6 +49,42 @@ def test_two_sharded_processes_train_as_one_does(objective) -> None:
     agree(one, launch(scenarios.run, 2, "fsdp2", 2, settings))
 
 
+@pytest.mark.parametrize("micro_batches", [1, 4])
+@pytest.mark.parametrize(
+    ("objective", "norm"),
+    [
+        (PolicyGradient(ratio="token"), "exact"),
+        (PolicyGradient(ratio="turn", kl_coefficient=0.1, entropy_coefficient=0.01), "exact"),
+        (PolicyGradient(ratio="turn", old="recompute", advantage="reinforce++"), "surrogate"),
+    ],
+    ids=["pure policy", "with regularizers", "surrogate, recomputed"],
+)
+def test_normalization_has_one_bias_and_one_factor(objective, norm, micro_batches) -> None:
+    settings = {
+        **FIVE,
+        "objective": objective,
+        "micro_batches": micro_batches,
+        "switch": {"rule": "plus1", "norm": norm},
+    }
+    one = scenarios.run("auto", 1, settings)
+    assert any(figures["normalization/bias_norm"] > 1e-2 for figures in one["figures"])
+    assert len({figures["normalization/factor"] for figures in one["figures"]}) > 1
+    shares = launch(scenarios.run, 2, "fsdp2", 2, settings)
+    agree(one, shares)
+    for share in shares:
+        for ours, theirs in zip(one["norms"], share["norms"], strict=True):
+            np.testing.assert_allclose(theirs, ours, rtol=1e-9)
+
+
+@pytest.mark.parametrize("backbone", ["own", "policy"])
+def test_a_critic_trains_as_on_one_process(backbone) -> None:
+    settings = {
+        **FIVE, "objective": PolicyGradient(advantage="gae", kl_coefficient=0.1, kl_in="reward"),
+        "module_settings": {"critic": Critic(backbone=backbone, lam=0.9)}, "switch": {"rule": "plus1"},
+    }  # fmt: skip
+    agree(scenarios.run("auto", 1, settings), launch(scenarios.run, 2, "fsdp2", 2, settings))
+
+
 @pytest.mark.parametrize("rule", ["literal", "relative"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_normalization_agrees(rule, micro_batches) -> None:
@@ -68,7 +105,7 @@ def test_a_clipped_token_on_one_rank_alone_does_not_hang() -> None:
     agree(one, launch(scenarios.run, 2, "fsdp2", 2, several))
 
 
-@pytest.mark.parametrize("aggregation", ["trajectory", "token", "turn"])
+@pytest.mark.parametrize("aggregation", ["trajectory", "token", "turn", "fixed"])
 def test_weights_are_those_of_the_whole_batch(aggregation) -> None:
     settings = {**FIVE, "aggregation": aggregation, "micro_batches": 3, "group_size": 3}
     agree(scenarios.run("auto", 1, settings), launch(scenarios.run, 2, "fsdp2", 2, settings))

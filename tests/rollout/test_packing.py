@@ -24,7 +24,13 @@ def turn(index: int, prompt: list[int], generated: list[int], reward: float = 0.
 
 
 def trajectory(*turns: Turn) -> Trajectory:
-    ended = {"reward": 1.0, "success": True, "ending": Ending.DONE, "turn_limit": 9, "seed": 0}
+    ended = {
+        "reward": sum(turn.reward for turn in turns),
+        "success": True,
+        "ending": Ending.DONE,
+        "turn_limit": 9,
+        "seed": 0,
+    }
     return Trajectory(task=Task(id="t"), group=0, sibling=0, turns=turns, **ended)
 
 

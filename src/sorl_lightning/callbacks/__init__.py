@@ -2,6 +2,7 @@
 
 from sorl_lightning.callbacks.atod_annealing import ATODAnnealing
 from sorl_lightning.callbacks.best_checkpoint import BestCheckpoint
+from sorl_lightning.callbacks.clipping_monitor import ClippingMonitor
 from sorl_lightning.callbacks.clipping_triggered_normalization import ClippingTriggeredNormalization
 from sorl_lightning.callbacks.collection_axis import CollectionAxis
 from sorl_lightning.callbacks.depth_schedules import POPD, TCODF2B, TOPD, FixedDepth
@@ -19,6 +20,7 @@ __all__ = [
     "ATODAnnealing",
     "ATODTurnWeights",
     "BestCheckpoint",
+    "ClippingMonitor",
     "ClippingTriggeredNormalization",
     "CollectionAxis",
     "FixedDepth",

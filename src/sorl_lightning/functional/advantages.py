@@ -65,6 +65,20 @@ def leave_one_out(rewards: Float[Tensor, "N"], groups: Int[Tensor, "N"]) -> Floa
     return (centred * (sizes / (sizes - 1).clamp(min=1))[index]).to(rewards.dtype)
 
 
+def returns_to_go(rewards: Float[Tensor, "N K"], discount: Number = 1.0) -> Float[Tensor, "N K"]:
+    """Discounted sum of the rewards from each turn on: G_k = sum over j >= k of discount^(j - k) r_j.
+
+    Args:
+        rewards: reward of each turn of each trajectory; 0 after its last.
+        discount: per turn, in [0, 1].
+
+    Raises:
+        ValueError: ``discount`` out of range.
+    """
+    check_range("discount", discount, 0.0, 1.0)
+    return _discounted(rewards.detach(), discount)
+
+
 def gae(
     rewards: Float[Tensor, "B T"],
     values: Float[Tensor, "B T"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
@@ -18,11 +19,14 @@ def clipped_surrogate(
     advantages: Float[Tensor, "B T"],
     epsilon_low: Number = 0.2,
     epsilon_high: Number = 0.2,
+    dual_clip: Number | None = None,
 ) -> tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]:
     """PPO's clipped surrogate of each token, as a loss, and the tokens that it clips.
 
         loss = -min(r A, clip(r, 1 - epsilon_low, 1 + epsilon_high) A)
         clipped = (A > 0 and r > 1 + epsilon_high) or (A < 0 and r < 1 - epsilon_low)
+
+    With ``dual_clip`` c the loss of a negative advantage is at most -c A: tokens with A < 0 and r > c are clipped too.
 
     The gradient is exactly 0 at clipped tokens and -A times that of the ratio at all others.
 
@@ -31,11 +35,12 @@ def clipped_surrogate(
         advantages: advantage of each token; no gradient flows into it.
         epsilon_low: clip range below 1.
         epsilon_high: clip range above 1; larger than ``epsilon_low`` it is DAPO's asymmetric clip.
+        dual_clip: largest ratio at a negative advantage, above 1 + ``epsilon_high``; None sets no bound.
 
     Raises:
-        ValueError: an epsilon that is not positive, or shapes that differ.
+        ValueError: an epsilon that is not positive, a ``dual_clip`` inside the clip range, or shapes that differ.
 
-    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    Source: Schulman et al. 2017, arXiv:1707.06347, eq. 7; dual clip: Ye et al. 2020, arXiv:1912.09729, eq. 5.
     """
     check_positive("epsilon_low", epsilon_low)
     check_positive("epsilon_high", epsilon_high)
@@ -43,7 +48,13 @@ def clipped_surrogate(
     value, advantages = ratio.detach(), advantages.detach()
     low, high = 1 - epsilon_low, 1 + epsilon_high
     clipped = ((advantages > 0) & (value > high)) | ((advantages < 0) & (value < low))
-    return -torch.where(clipped, value.clamp(low, high), ratio) * advantages, clipped
+    held = value.clamp(low, high)
+    if dual_clip is not None:
+        if not high < dual_clip < math.inf:
+            raise ValueError(f"dual_clip must be above 1 + epsilon_high = {high:g} and finite, got {dual_clip!r}")
+        beyond = (advantages < 0) & (value > dual_clip)
+        clipped, held = clipped | beyond, torch.where(beyond, dual_clip, held)
+    return -torch.where(clipped, held, ratio) * advantages, clipped
 
 
 def clip_bias(
@@ -65,6 +76,36 @@ def clip_bias(
     """
     check_same_shape(ratio=ratio, advantages=advantages, clipped=clipped)
     return torch.where(clipped, ratio, 0) * torch.where(clipped, advantages.detach(), 0)
+
+
+def clipped_value_loss(
+    values: Float[Tensor, "B T"],
+    old_values: Float[Tensor, "B T"],
+    returns: Float[Tensor, "B T"],
+    epsilon: Number | None = 0.2,
+) -> Float[Tensor, "B T"]:
+    """Half the squared error of each value; with ``epsilon`` the larger of it and that of the clipped value.
+
+        loss = max((V - R)^2, (V_old + clip(V - V_old, -epsilon, epsilon) - R)^2) / 2
+
+    Args:
+        values: the critic's values; keeps its graph.
+        old_values: its values at the start of the collection.
+        returns: its targets.
+        epsilon: how far a value may move in one collection before its gradient ends; None lets it.
+
+    Raises:
+        ValueError: an ``epsilon`` that is not positive, or shapes that differ.
+
+    Source: Schulman et al. 2017's code (openai/baselines, ppo2), which the paper does not describe.
+    """
+    check_same_shape(values=values, old_values=old_values, returns=returns)
+    error = (values - returns.detach()).square()
+    if epsilon is not None:
+        check_positive("epsilon", epsilon)
+        held = old_values.detach() + (values - old_values.detach()).clamp(-epsilon, epsilon)
+        error = torch.maximum(error, (held - returns.detach()).square())
+    return error / 2
 
 
 def clip_factor(bias_norm: Number, rule: FactorRule = "max1", reference_norm: Number | None = None) -> float:
@@ -103,6 +144,16 @@ def clip_factor(bias_norm: Number, rule: FactorRule = "max1", reference_norm: Nu
     return 1 / max(bias_norm, 1.0)
 
 
+def weighted(values: Float[Tensor, "*shape"], weights: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """``weights * values``, exactly 0 where the weight is, in value and gradient, even at inf or nan.
+
+    Raises:
+        ValueError: shapes that differ.
+    """
+    check_same_shape(values=values, weights=weights)
+    return torch.where(weights == 0, 0, values) * weights
+
+
 def weighted_sum(values: Float[Tensor, "*shape"], weights: Float[Tensor, "*shape"]) -> Float[Tensor, ""]:
     """Sum of ``weights * values``: the one reduction of every loss.
 
@@ -116,5 +167,4 @@ def weighted_sum(values: Float[Tensor, "*shape"], weights: Float[Tensor, "*shape
     Raises:
         ValueError: shapes that differ.
     """
-    check_same_shape(values=values, weights=weights)
-    return (torch.where(weights == 0, 0, values) * weights).sum()
+    return weighted(values, weights).sum()

@@ -1,4 +1,4 @@
-"""Importance ratios at four levels."""
+"""Importance ratios at four levels, and what they do about an engine that is not the trainer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from sorl_lightning.functional.checks import check_choice, check_same_shape
+from sorl_lightning.functional.checks import Number, check_choice, check_range, check_same_shape
 from sorl_lightning.functional.turns import Segments, fill, segments
 
 Level = Literal["token", "turn", "turn_sum", "sequence"]
+Correction = Literal["truncate", "mask"]
 
 
 def importance_ratio(
@@ -60,6 +61,43 @@ def importance_ratio(
         log_ratio = _pool(log_ratio, groups, level, token_gradient)
     largest = math.log(torch.finfo(log_ratio.dtype).max) - 8
     return fill(generated, log_ratio.clamp(max=largest).exp(), elsewhere=1.0)
+
+
+def mismatch_correction(
+    old_logprobs: Float[Tensor, "B T"],
+    behaviour_logprobs: Float[Tensor, "B T"],
+    turn: Int[Tensor, "B T"],
+    kind: Correction = "truncate",
+    level: Level = "token",
+    threshold: Number = 2.0,
+    trajectory: Int[Tensor, "B T"] | None = None,
+) -> Float[Tensor, "B T"]:
+    """Factor of each token's loss that makes up for an engine whose probabilities differ from the trainer's.
+
+        truncate  min(r, threshold)
+        mask      r where r <= threshold, 0 above
+
+    r is the importance ratio of the trainer's policy to the engine's under the same weights. No gradient flows through.
+
+    Args:
+        old_logprobs: log-probability under the trainer's policy at the start of the collection, nats.
+        behaviour_logprobs: the same as the engine gave it with the token.
+        turn: turn of each token, -1 where the policy did not generate it (factor 1 there).
+        kind: what becomes of a ratio above ``threshold``.
+        level: what the ratio is pooled over.
+        threshold: largest factor, at least 1.
+        trajectory: trajectory of each token; None: one per row.
+
+    Raises:
+        ValueError: an unknown ``kind`` or ``level``, a ``threshold`` below 1, or shapes that differ.
+
+    Source: Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy RL training" (truncate); Liu et
+    al. 2025, "When speed kills stability" (mask); "turn" is ours.
+    """
+    check_choice("kind", kind, Correction)
+    check_range("threshold", threshold, 1.0, math.inf)
+    ratio = importance_ratio(old_logprobs, behaviour_logprobs, turn, level, trajectory=trajectory).detach()
+    return ratio.clamp(max=threshold) if kind == "truncate" else torch.where(ratio > threshold, 0, ratio)
 
 
 def _pool(log_ratio: Tensor, groups: Segments, level: Level, token_gradient: bool) -> Tensor:

@@ -74,7 +74,10 @@ def token_weights(turn: Int[Tensor, "B T"], counts: TurnStatistics | None = None
 
 
 def fixed_weights(
-    turn: Int[Tensor, "B T"], length: int, trajectory: Int[Tensor, "B T"] | None = None
+    turn: Int[Tensor, "B T"],
+    length: int,
+    trajectory: Int[Tensor, "B T"] | None = None,
+    counts: TurnStatistics | None = None,
 ) -> Float[Tensor, "B T"]:
     """Every generated token weighs 1 / (B length), whatever its trajectory's length: the one kind with no sum of 1.
 
@@ -82,6 +85,7 @@ def fixed_weights(
         turn: turn of each token, -1 where the policy did not generate it.
         length: the most tokens that a trajectory can generate.
         trajectory: trajectory of each token; None: one per row.
+        counts: the statistics of the whole optimiser batch, where ``turn`` is one rank's share of it.
 
     Raises:
         ValueError: ``length`` below 1, or shapes that differ.
@@ -89,7 +93,8 @@ def fixed_weights(
     Source: Liu et al. 2025, arXiv:2503.20783 (Dr.GRPO).
     """
     check_count("length", length)
-    return (turn >= 0) / (max(segments(turn, trajectory, "trajectory").count, 1) * length)
+    number = segments(turn, trajectory, "trajectory").count if counts is None else int(_trajectories(counts))
+    return (turn >= 0) / (max(number, 1) * length)
 
 
 def turn_weights(

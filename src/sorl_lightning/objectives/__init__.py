@@ -2,7 +2,17 @@
 
 from sorl_lightning.objectives.distillation import Distillation
 from sorl_lightning.objectives.imitation import Imitation
-from sorl_lightning.objectives.objective import Metrics, Objective, TeacherObjective
-from sorl_lightning.objectives.policy_gradient import PolicyGradient
+from sorl_lightning.objectives.objective import HasCriticRewards, HasOldPolicy, Metrics, Objective, TeacherObjective
+from sorl_lightning.objectives.policy_gradient import Mismatch, PolicyGradient
 
-__all__ = ["Distillation", "Imitation", "Metrics", "Objective", "PolicyGradient", "TeacherObjective"]
+__all__ = [
+    "Distillation",
+    "HasCriticRewards",
+    "HasOldPolicy",
+    "Imitation",
+    "Metrics",
+    "Mismatch",
+    "Objective",
+    "PolicyGradient",
+    "TeacherObjective",
+]

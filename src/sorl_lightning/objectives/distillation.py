@@ -15,7 +15,7 @@ from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.chunked_divergence import chunked_divergence
 from sorl_lightning.functional.chunked_topk import chunked_topk_divergence
 from sorl_lightning.functional.divergences import Estimator, Kind, sampled_divergence
-from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted_sum
+from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted, weighted_sum
 from sorl_lightning.functional.ratios import importance_ratio
 from sorl_lightning.models import Readout, common_vocabulary, predicted
 from sorl_lightning.objectives.objective import Metrics, TeacherObjective
@@ -114,6 +114,21 @@ class Distillation(TeacherObjective):
         return self.reward is not None and self.reward.needs_reference
 
     @property
+    def needs_old_logprobs(self) -> bool:
+        """Where the policy gradient does."""
+        return self.reward is not None and self.reward.needs_old_logprobs
+
+    @property
+    def pools_trajectories(self) -> bool:
+        """Where the policy gradient does."""
+        return self.reward is not None and self.reward.pools_trajectories
+
+    @property
+    def needs_critic(self) -> bool:
+        """Where the policy gradient does."""
+        return self.reward is not None and self.reward.needs_critic
+
+    @property
     def recorded_top_k(self) -> int | None:
         """K for the top-K names, 0 for the sampled ones, None for the full vocabulary."""
         if self.divergence in TOP_K:
@@ -128,6 +143,10 @@ class Distillation(TeacherObjective):
     def advantages(self, trajectories: Sequence[Trajectory]) -> Tensor:
         """Those of the policy gradient; zeros without one."""
         return torch.zeros(len(trajectories)) if self.reward is None else self.reward.advantages(trajectories)
+
+    def token_rewards(self, rows: RolloutBatch) -> Tensor:
+        """Those of the policy gradient."""
+        return rows.rewards if self.reward is None else self.reward.token_rewards(rows)
 
     def tempered(self, temperature: float) -> float:
         """The objective's own temperature, else that of the rollouts."""
@@ -202,8 +221,16 @@ class Distillation(TeacherObjective):
         clipped = clipped & batch.generated
         if batch.by_teacher is not None:
             loss, clipped = torch.where(batch.by_teacher, divergence, loss), clipped & ~batch.by_teacher
-        bias = self.mix.distillation * weighted_sum(clip_bias(ratio, -divergence, clipped), weights)
-        return LossTerms(policy=weighted_sum(loss, weights), clip_bias=bias, clipped=clipped)
+        policy, bias = weighted(loss, weights), weighted(clip_bias(ratio, -divergence, clipped), weights)
+        bias = self.mix.distillation * bias
+        return LossTerms(
+            policy=policy.sum(),
+            clip_bias=bias.sum(),
+            clipped=clipped,
+            policy_by_token=self.mix.distillation * policy,
+            clip_bias_by_token=bias,
+            weights=weights,
+        )
 
     def _mixed(self, distilled: LossTerms, rewarded: LossTerms) -> LossTerms:
         """Both losses. The divergence is a regularizer, whose size no normalization of the policy gradient touches."""
@@ -211,9 +238,14 @@ class Distillation(TeacherObjective):
         if rewarded.regularizer is not None:
             parts.append(self.mix.reward * rewarded.regularizer)
         assert rewarded.clip_bias is not None
+        assert rewarded.policy_by_token is not None
+        assert rewarded.clip_bias_by_token is not None
         return LossTerms(
             policy=self.mix.reward * rewarded.policy,
             regularizer=sum(parts[1:], parts[0]),
             clip_bias=self.mix.reward * rewarded.clip_bias,
             clipped=rewarded.clipped,
+            policy_by_token=self.mix.reward * rewarded.policy_by_token,
+            clip_bias_by_token=self.mix.reward * rewarded.clip_bias_by_token,
+            weights=rewarded.weights,
         )

@@ -1,9 +1,10 @@
-"""What an objective is."""
+"""What the module asks of a loss."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -30,7 +31,10 @@ class Objective(Interface):
 
     @abstractmethod
     def advantages(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """Advantage of each trajectory, float [N]."""
+        """Advantage of each trajectory, float [N], or of each turn of each trajectory, float [N, K].
+
+        A rank may have none.
+        """
         ...
 
     @abstractmethod
@@ -68,4 +72,33 @@ class TeacherObjective(Objective):
         Returns:
             a function from the readout and [N] log-probabilities to [N] divergences, nats, with the student's graph.
         """
+        ...
+
+
+@runtime_checkable
+class HasOldPolicy(Protocol):
+    """An objective that says which policy its ratios are taken to, and what it needs of a trajectory's rows."""
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether ``old_logprobs`` must be filled in: the trainer's own, at the start of the collection."""
+        ...
+
+    @property
+    def pools_trajectories(self) -> bool:
+        """Whether all rows of a trajectory must be in one micro-batch."""
+        ...
+
+
+@runtime_checkable
+class HasCriticRewards(Protocol):
+    """An objective that can leave its advantages to a critic."""
+
+    @property
+    def needs_critic(self) -> bool:
+        """Whether it does."""
+        ...
+
+    def token_rewards(self, rows: RolloutBatch) -> Tensor:
+        """Reward at each token, float [B, T], from which the critic makes advantages and returns."""
         ...

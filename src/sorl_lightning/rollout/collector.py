@@ -50,6 +50,7 @@ class Collection:
         dropped: trajectories dropped because a reward, log-probability or advantage was not finite.
         policy_version: version of the weights at its start.
         seconds: wall-clock time.
+        discarded: trajectories of groups without signal, whose place others have taken.
     """
 
     index: int
@@ -58,6 +59,12 @@ class Collection:
     dropped: int = 0
     policy_version: int = 0
     seconds: float = 0.0
+    discarded: tuple[Trajectory, ...] = ()
+
+    @property
+    def played(self) -> tuple[Trajectory, ...]:
+        """All that was rolled out, trained or not: what figures about the policy are taken of."""
+        return self.trajectories + self.discarded
 
     def to(self, *_: object, **__: object) -> Collection:
         """Itself: nothing here lives on a device, and Lightning asks."""

@@ -26,6 +26,7 @@ class Summary:
         trajectories: their number.
         tokens: generated tokens.
         failures: groups dropped.
+        discarded: groups played and not trained.
         dropped: trajectories dropped for a number that is none.
         seconds: wall-clock time of the slowest rank.
         turn_limit: the largest limit under which a trajectory was rolled out, turns.
@@ -35,6 +36,7 @@ class Summary:
     trajectories: int
     tokens: int
     failures: int
+    discarded: int
     dropped: int
     seconds: float
     turn_limit: int
@@ -49,6 +51,7 @@ class Summary:
             trajectories=self.trajectories + other.trajectories,
             tokens=self.tokens + other.tokens,
             failures=self.failures + other.failures,
+            discarded=self.discarded + other.discarded,
             dropped=self.dropped + other.dropped,
             seconds=max(self.seconds, other.seconds),
             turn_limit=max(self.turn_limit, other.turn_limit),
@@ -62,12 +65,13 @@ class Summary:
 
 def summarize(collection: Collection) -> Summary:
     """The figures of this rank's share of a collection."""
-    trajectories = collection.trajectories
+    trajectories = collection.played
     return Summary(
         shares=trajectory_shares(trajectories),
         trajectories=len(trajectories),
         tokens=sum(trajectory.generated_tokens for trajectory in trajectories),
         failures=len(collection.failures),
+        discarded=len({trajectory.group for trajectory in collection.discarded}),
         dropped=collection.dropped,
         seconds=collection.seconds,
         turn_limit=max((trajectory.turn_limit for trajectory in trajectories), default=0),
@@ -97,8 +101,13 @@ def trajectory_shares(trajectories: Sequence[Trajectory]) -> dict[str, Share]:
 
 def constant_groups(trajectories: Sequence[Trajectory]) -> Share:
     """Groups whose siblings all have the same reward: no signal for a group baseline."""
+    groups = {trajectory.group for trajectory in trajectories}
+    return Share(float(len(constant_group_ids(trajectories))), len(groups))
+
+
+def constant_group_ids(trajectories: Sequence[Trajectory]) -> list[int]:
+    """The groups whose siblings all have the same reward (groups of one are), in order."""
     rewards: dict[int, list[float]] = {}
     for trajectory in trajectories:
         rewards.setdefault(trajectory.group, []).append(trajectory.reward)
-    constant = [max(group) - min(group) <= 1e-8 * max(map(abs, group)) for group in rewards.values()]
-    return Share(float(sum(constant)), len(constant))
+    return [number for number, group in rewards.items() if max(group) - min(group) <= 1e-8 * max(map(abs, group))]

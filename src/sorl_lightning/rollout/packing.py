@@ -55,11 +55,11 @@ class _Row:
 def rows_of(index: int, trajectory: Trajectory) -> Iterator[_Row]:
     """The rows of one trajectory: a new one starts where a prompt does not extend the previous turn's tokens."""
     row = _Row(index)
-    for turn in trajectory.turns:
+    for turn, reward in zip(trajectory.turns, trajectory.turn_rewards, strict=True):
         if row.input_ids and not row.extended_by(turn):
             yield row
             row = _Row(index)
-        row.add_turn(turn, turn.reward)
+        row.add_turn(turn, reward)
     if row.input_ids:
         yield row
 
@@ -117,6 +117,12 @@ def lengths(rows: RolloutBatch) -> Tensor:
     """Tokens of each row up to its last generated one (what follows trains nothing), int [B]."""
     positions = torch.arange(1, rows.turn.shape[1] + 1)
     return (positions * rows.generated).amax(dim=1)
+
+
+def split_trajectories(rows: RolloutBatch) -> bool:
+    """Whether a trajectory has generated tokens in more than one row."""
+    owners = rows.trajectory[:, 0][rows.generated.any(dim=1)]
+    return len(owners) > len(owners.unique())
 
 
 def select(rows: RolloutBatch, index: Tensor) -> RolloutBatch:

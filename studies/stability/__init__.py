@@ -1,0 +1,1 @@
+"""Does the turn ratio, or the normalization, keep off-policy training from collapsing?"""
