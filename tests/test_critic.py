@@ -134,7 +134,7 @@ def test_while_it_warms_up_the_policy_stands_still(fit, backbone) -> None:
 
 def test_values_learn_what_the_policy_earns(fit) -> None:
     recorder = Batches()
-    module = ppo(Critic(warmup=60, epsilon=None, lr=3e-2))
+    module = ppo(Critic(warmup=60, epsilon=None, lr=1e-2))
     module.optimizer = lambda groups: torch.optim.AdamW(groups, lr=0.0)
     data = RolloutDataModule(
         Countdown([1, 2]), ScriptedEngine(lambda r: ([300 + r.prompt_ids[-1] % 7, r.stop_token_ids[0]], [-6.0, -6.0])),
