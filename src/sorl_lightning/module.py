@@ -118,6 +118,11 @@ class AgentModule(L.LightningModule):
             source = self.critic.source or self.source
             self.value_network = ValueNetwork(source.load()[0]) if own else ValueHead(model)
         if self.device_mesh is not None:
+            if self.critic is not None:
+                raise ConfigurationError(
+                    "model.critic does not train under FSDP2 yet: use trainer.strategy ddp or one process, or an "
+                    "objective.advantage that needs no critic"
+                )
             plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
             critics = [] if self.value_network is None else [self.value_network]
             for network in (self.policy, *critics, *self._frozen.values()):
