@@ -52,7 +52,7 @@ def test_every_objective_goes_on_top_of_the_quickstart(parse, path: Path) -> Non
     for setting, value in config.get("data", {}).items():
         assert getattr(run.datamodule, setting) == value
     assert (run.model.critic is not None) == run.model.objective.needs_critic
-    assert run.datamodule.max_turns == 10  # the quickstart's own
+    assert run.datamodule.max_turns == 6  # the quickstart's own
 
 
 @pytest.mark.parametrize("path", [*CONFIGS, *OBJECTIVES], ids=name)

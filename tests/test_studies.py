@@ -42,5 +42,5 @@ def test_every_cell_is_a_command_that_parses(monkeypatch: pytest.MonkeyPatch, tm
         names = {type(callback).__name__ for callback in run.trainer.callbacks}
         assert ("ClippingTriggeredNormalization" in names) == cell.normalized
         assert (run.datamodule.mini_batches, run.datamodule.passes, run.datamodule.seed) == (4, 4, 1)
-        assert len(run.datamodule.environment.parameters) == 4  # the quickstart's world, with eight tasks
+        assert len(run.datamodule.environment.parameters) == 4  # the coin game, with eight tasks
         assert run.datamodule.environment.train_tasks == 8

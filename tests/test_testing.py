@@ -41,7 +41,7 @@ def test_each_pass_trains_each_token_once_and_each_update_weighs_one(
 ) -> None:
     plan = UpdatePlan(
         mini_batches=mini_batches, passes=passes, micro_batches=micro_batches, token_budget=None,
-        aggregation=aggregation, max_turns=4, seed=0,
+        aggregation=aggregation, max_turns=4, max_tokens=4, seed=0,
     )  # fmt: skip
     parts = list(plan.micro_batches_of(rows, 0))
     assert len(parts) == len(plan)
