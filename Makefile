@@ -5,7 +5,7 @@ VENV := .venv
 VLLM := .venv-vllm
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-vllm lint clean vllm
+.PHONY: demo test test-vllm test-worlds lint clean vllm
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/sorl demo
@@ -19,6 +19,10 @@ test-vllm: $(VENV)/.dev $(VLLM)/.ready
 
 vllm: $(VLLM)/.ready
 
+# Worlds whose extras take minutes to compile, or much room.
+test-worlds: $(VENV)/.worlds
+	$(VENV)/bin/pytest -q tests/rollout/test_alfworld.py tests/rollout/test_multiple_choice.py
+
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -26,8 +30,9 @@ lint: $(VENV)/.dev
 
 # A stamp a set of extras: nothing is installed again while pyproject.toml and constraints.txt stay as they are.
 $(VENV)/.demo: EXTRAS := textworld
-$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,smollm2,dev
-$(VENV)/.demo $(VENV)/.dev: pyproject.toml constraints.txt
+$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,smollm2,webshop,scienceworld,dev
+$(VENV)/.worlds: EXTRAS := textworld,vllm,search,lora,smollm2,webshop,scienceworld,alfworld,hpo,dev
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.worlds: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'

@@ -173,7 +173,7 @@ def test_a_frozen_copy_stays_what_it_was() -> None:
     [
         (lambda: load_tokenizer("no/such/folder"), "'no/such/folder' holds no tokenizer"),
         (lambda: load_tokenizer("sorl:nothing"), "'sorl:nothing' does not ship with the package"),
-        (lambda: SmallLlama(tokenizer="sorl:textworld", hidden_size=48).load(), "multiple of head_dim=32: 48"),
+        (lambda: SmallLlama(tokenizer="sorl:textworld", hidden_size=48).load(), "multiple of head_dim=32, got 48"),
     ],
 )
 def test_what_is_not_there(call, message) -> None:

@@ -96,6 +96,10 @@ class AgentCLI(LightningCLI):
             raise ConfigurationError(one_sentence(error)) from error
 
     @override
+    def _parse_ckpt_path(self) -> None:
+        """Nothing: a run's settings are its config, and ``check_checkpoint`` says what is no checkpoint."""
+
+    @override
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
         check_trainer(config.trainer)

@@ -71,6 +71,8 @@ class RolloutDataModule(L.LightningDataModule):
         token_budget: most padded tokens of a micro-batch; None sets no bound.
         aggregation: what counts equally in the loss: trajectories, tokens, or turns.
         retries: fresh environments tried after one has failed, for each trajectory.
+        step_timeout: longest wait for an environment whose ``reset`` and ``step`` are coroutines, seconds; after it the
+            environment has failed. None waits for ever.
         reward: a callable on the finished trajectory that replaces the sum of its turn rewards.
         chat: how the model's chat template is used.
         validation: how the splits "validation" and "test" are rolled out.
@@ -93,6 +95,7 @@ class RolloutDataModule(L.LightningDataModule):
         token_budget: int | None = None,
         aggregation: Aggregation = "trajectory",
         retries: int = 2,
+        step_timeout: float | None = None,
         reward: Reward | None = None,
         chat: ChatFormat = ChatFormat(),
         validation: Evaluation = Evaluation(),
@@ -113,6 +116,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.token_budget = token_budget
         self.aggregation = aggregation
         self.retries = retries
+        self.step_timeout = step_timeout
         self.reward = reward
         self.chat = chat
         self.validation = validation
@@ -141,6 +145,8 @@ class RolloutDataModule(L.LightningDataModule):
             raise ConfigurationError(f"data.temperature must be above 0, to train, and finite, got {self.temperature}")
         if self.retries < 0:
             raise ConfigurationError(f"data.retries must be 0 or more, got {self.retries}")
+        if self.step_timeout is not None and not self.step_timeout > 0:
+            raise ConfigurationError(f"data.step_timeout must be above 0 seconds, got {self.step_timeout}")
         if self.aggregation not in get_args(Aggregation):
             raise ConfigurationError(
                 f"data.aggregation must be one of {get_args(Aggregation)}, got {self.aggregation!r}"
@@ -374,6 +380,7 @@ class RolloutDataModule(L.LightningDataModule):
             self.retries,
             self.reward,
             guests,
+            self.step_timeout,
         )
 
     def _trainer(self) -> L.Trainer:

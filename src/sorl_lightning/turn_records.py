@@ -19,7 +19,8 @@ class TurnRecords:
     """
 
     def __init__(self, trajectories: Sequence[Trajectory]) -> None:
-        self._success = torch.tensor([trajectory.success for trajectory in trajectories])
+        # A rank may have no trajectory, and still trains a row of padding, which names trajectory 0.
+        self._success = torch.tensor([trajectory.success for trajectory in trajectories] or [False])
         self.statistics = outcomes(trajectories)
         self.profile: TurnProfile | None = None
 

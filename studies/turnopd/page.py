@@ -54,7 +54,7 @@ def spread(values: list[float], digits: int = 1, scale: float = 1.0) -> str:
 
 
 def shares(run: Run) -> tuple[float, float]:
-    """Share of the first three turns, and of the deepest third of those reached, in the loss of the last ten collections."""
+    """Share of the first three turns and of the deepest third of those reached in the loss, last ten collections."""
     first, deepest = [], []
     for collection in run["history"][-10:]:
         share = collection["loss_share"]
@@ -76,7 +76,8 @@ def main_table(runs: dict[str, dict[int, Run]]) -> list[str]:
     vanilla = runs.get("vanilla", {})
     least = {seed: min(training_seconds(runs[a][seed]) for a in runs if seed in runs[a]) for seed in vanilla}
     lines = [
-        "| arm | seeds | least-time accuracy, % | same-step accuracy, % | training, cpu s | time to vanilla's final accuracy / vanilla's time, by seed |",
+        "| arm | seeds | least-time accuracy, % | same-step accuracy, % | training, cpu s "
+        "| time to vanilla's final accuracy / vanilla's time, by seed |",
         "|---|---|---|---|---|---|",
     ]
     for arm in ARMS:
@@ -106,7 +107,7 @@ def detail_tables(runs: dict[str, dict[int, Run]]) -> list[str]:
             lines.append(f"| {arm} | {' | '.join(cells)} | {spread([sum(run['wall'].values()) for run in found], 0)} |")
     lines += [
         "",
-        "| arm | first three turns' loss share, % | deepest third's, % | turn limit after 25 / 50 / 75 / 100 % |",
+        "| arm | first three turns' loss share, % | deepest third's, % | turn limit at 25/50/75/100 % |",
         "|---|---|---|---|",
     ]
     for arm in ARMS:
@@ -128,8 +129,8 @@ def write(results: Path, page: Path) -> None:
     reading = results / "reading.md"
     world = (
         f"World: `coin` of TextWorldExpress, four rooms, at most 16 turns; {some['collections']} collections of 32 "
-        f"trajectories, one update each, AdamW at 1e-3, reverse KL over the full vocabulary; accuracy is sampled success "
-        f"at temperature .85 on {some['evaluation_tasks']} held-out tasks, mean of the last four evaluations; time is "
+        f"trajectories, one update each, AdamW at 1e-3, reverse KL over the full vocabulary; accuracy is success "
+        f"sampled at temperature .85 on {some['evaluation_tasks']} held-out tasks, mean of the last four evaluations; time is "
         "processor time of the training process (the game's JVM not counted), without validation. Spreads are standard "
         "deviations over seeds.\n"
     )

@@ -234,7 +234,7 @@ def test_switches_of_different_knobs_commute(fit) -> None:
 def test_every_switch_runs_with_every_family_and_changes_the_update(fit, divergence) -> None:
     def end(*chosen):
         module = student(divergence, distillation={"reward": PolicyGradient()})
-        limits = {"group_size": 2, "max_tokens": 2}
+        limits = {"group_size": 2, "max_tokens": 4}
         fit(module, rollouts(Knowing([4, 3, 2]), **limits), callbacks=list(chosen), max_epochs=2)
         return flat(module)
 

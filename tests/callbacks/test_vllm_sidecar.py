@@ -177,6 +177,7 @@ def weights_at_start() -> torch.Tensor:
 
 def train(folder: str) -> None:
     """A run that goes on for ever, in a process of its own."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
     environment = Countdown()
     trainer = quiet(Path(folder), [VLLMSidecar(python=str(PYTHON), device="cpu")])
     trainer.fit_loop.max_epochs = 100_000

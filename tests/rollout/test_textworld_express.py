@@ -170,7 +170,7 @@ def test_what_was_seen_before_needs_no_java():
     before = by_the_expert(started(environment, task))
     environment.close()
     assert by_the_expert(started(environment, task)) == before
-    assert jvm._running is None
+    assert not jvm._running
 
 
 def test_a_forgotten_state_is_played_again():

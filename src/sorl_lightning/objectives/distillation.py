@@ -105,7 +105,7 @@ class Distillation(TeacherObjective):
             raise ConfigurationError(f"objective.ratio_clip must be [low <= 1, high >= 1], got {self.ratio_clip}")
         if not (self.epsilon_low > 0 and self.epsilon_high > 0):
             raise ConfigurationError(
-                f"objective.epsilon_low and epsilon_high must be above 0, got {self.epsilon_low}, {self.epsilon_high}"
+                f"objective.epsilon_low and epsilon_high must be above 0: {self.epsilon_low}, {self.epsilon_high}"
             )
 
     @property

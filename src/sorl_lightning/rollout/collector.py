@@ -17,7 +17,7 @@ from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.chat import Chat, Conversation
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
 from sorl_lightning.rollout.environment import Environment, Step, expert_of, observation_text, open_episode
-from sorl_lightning.types import Author, Completion, Ending, Task, Trajectory, Turn
+from sorl_lightning.types import Author, Completion, Ending, Message, Task, Trajectory, Turn
 
 T = TypeVar("T")
 Reward = Callable[[Trajectory], float]
@@ -100,6 +100,8 @@ class Collector:
         sampling: limits and temperature.
         group_size: siblings a task.
         retries: fresh environments tried after a failure, for each trajectory.
+        step_timeout: longest wait for an environment whose methods are coroutines, seconds; None waits for ever. A
+            plain method cannot be interrupted.
         reward: replaces the sum of turn rewards as the trajectory's reward.
         guests: who plays turns beside the policy; None: nobody.
     """
@@ -114,6 +116,7 @@ class Collector:
         retries: int = 2,
         reward: Reward | None = None,
         guests: Guests | None = None,
+        step_timeout: float | None = None,
     ) -> None:
         self.environment = environment
         self.engine = engine
@@ -123,6 +126,7 @@ class Collector:
         self.retries = retries
         self.reward = reward
         self.guests = guests
+        self.step_timeout = step_timeout
 
     async def collect(
         self,
@@ -261,7 +265,8 @@ class Collector:
             ),
         )
         text = self.chat.text(completion.token_ids)
-        episode.step = step = Step(*await self._ask(episode.task, episode.environment.step, text))
+        answer = await self._ask(episode.task, episode.environment.step, text)
+        episode.step = step = Step(self._readable(episode.task, answer[0]), *answer[1:])
         turn = Turn(
             index=len(episode.turns),
             prompt_ids=prompt_ids,
@@ -324,13 +329,29 @@ class Collector:
             return trajectory
         return dataclasses.replace(trajectory, reward=float(self.reward(trajectory)))
 
+    def _readable(self, task: Task, observation: object) -> str | list[Message]:
+        """An observation that any tokenizer takes."""
+        if isinstance(observation, str):
+            return without_surrogates(observation)
+        if isinstance(observation, (list, tuple)):
+            return [Message(role=m["role"], content=without_surrogates(m["content"])) for m in observation]
+        kind, name = type(observation).__name__, type(self.environment).__name__
+        raise EnvironmentFailure(f"{name} failed at task {task.id!r}: an observation must be text, got {kind}")
+
     async def _ask(self, task: Task, method: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
         """Call the environment, which may be plain or a coroutine; whatever it raises is its failure."""
         try:
             answer = method(*arguments)
-            return await answer if inspect.isawaitable(answer) else answer
+            return await asyncio.wait_for(answer, self.step_timeout) if inspect.isawaitable(answer) else answer
         except ConfigurationError:
             raise
         except Exception as error:
             name = type(self.environment).__name__
+            if isinstance(error, asyncio.TimeoutError):
+                error = TimeoutError(f"no answer within step_timeout={self.step_timeout} s")
             raise EnvironmentFailure(f"{name} failed at task {task.id!r}: {type(error).__name__}: {error}") from error
+
+
+def without_surrogates(text: str) -> str:
+    """``text`` as tokenizers take it: bytes that were no UTF-8, which arrive as lone surrogates, are question marks."""
+    return text.encode("utf-8", errors="replace").decode()

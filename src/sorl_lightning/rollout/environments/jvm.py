@@ -1,4 +1,4 @@
-"""One Java virtual machine per Python process, reached through py4j, that never outlives it."""
+"""One Java virtual machine per package and Python process, reached through py4j, that never outlives it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ class JavaVirtualMachine:
     Args:
         jars: class path, besides py4j's own jar.
         directory: working directory; some jars read data files from it.
+        heap: most memory for its objects, MiB.
     """
 
-    def __init__(self, jars: tuple[str, ...], directory: str) -> None:
+    def __init__(self, jars: tuple[str, ...], directory: str, heap: int = 512) -> None:
         java = find_java()
         java_gateway = import_py4j()
         class_path = os.pathsep.join((java_gateway.find_jar_path(), *jars))
         # Games are small and short: a serial collector and the quick compiler leave the other cores to the trainer.
-        options = ["-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        options = [f"-Xmx{heap}m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         self.owner = os.getpid()
         self.process = subprocess.Popen(
             [java, *options, "-classpath", class_path, "py4j.GatewayServer", "--die-on-broken-pipe", "0"],
@@ -109,24 +110,23 @@ def import_py4j() -> Any:
     return java_gateway
 
 
-_running: JavaVirtualMachine | None = None
+# Two packages in one machine would have to share the versions of all that their jars carry.
+_running: dict[tuple[str, ...], JavaVirtualMachine] = {}
 
 
-def running_jvm(jars: tuple[str, ...], directory: str) -> JavaVirtualMachine:
-    """The JVM of this process; started on first use, and again if it was closed or has died."""
-    global _running
-    if _running is None or not _running.usable:
-        close_jvm()
-        _running = JavaVirtualMachine(jars, directory)
-    return _running
+def running_jvm(jars: tuple[str, ...], directory: str, heap: int = 512) -> JavaVirtualMachine:
+    """This process's JVM for these jars; started on first use, and again if it was closed or has died."""
+    if jars not in _running or not _running[jars].usable:
+        close_jvm(jars)
+        _running[jars] = JavaVirtualMachine(jars, directory, heap)
+    return _running[jars]
 
 
-def close_jvm() -> None:
-    """End the JVM of this process, if there is one."""
-    global _running
-    if _running is not None:
-        jvm, _running = _running, None
-        jvm.close()
+def close_jvm(jars: tuple[str, ...] | None = None) -> None:
+    """End this process's JVM for these jars, or all of them; those that are there."""
+    for of in [*_running] if jars is None else [jars]:
+        if of in _running:
+            _running.pop(of).close()
 
 
 atexit.register(close_jvm)

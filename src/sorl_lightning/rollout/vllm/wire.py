@@ -15,7 +15,7 @@ from sorl_lightning.types import FinishReason
 
 OLDEST = (0, 29)  # the weight-transfer routes had other bodies before
 ROUTE: dict[str, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions"}
-TIMEOUT = 30.0  # seconds, for questions about the server
+TIMEOUT = 120.0  # seconds, for questions about the server, which asks its whole system for some of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
