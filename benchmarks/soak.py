@@ -144,8 +144,12 @@ def soak(minutes: float, seed: int) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             name = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
             process.send_signal(name)
-            code = process.wait(timeout=60)
-            endings[f"{name.name} from outside, code {code}"] += 1
+            try:
+                endings[f"{name.name} from outside, code {process.wait(timeout=60)}"] += 1
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+                endings[f"{name.name} from outside, not obeyed in 60 seconds"] += 1
     return balance(folder, endings)
 
 
