@@ -26,7 +26,7 @@ lint: $(VENV)/.dev
 
 # A stamp a set of extras: nothing is installed again while pyproject.toml and constraints.txt stay as they are.
 $(VENV)/.demo: EXTRAS := textworld
-$(VENV)/.dev: EXTRAS := textworld,vllm,dev
+$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,smollm2,dev
 $(VENV)/.demo $(VENV)/.dev: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch

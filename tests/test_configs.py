@@ -68,5 +68,18 @@ def test_the_warm_start_lands_where_the_quickstart_looks(parse) -> None:
     }
     assert quickstart["model"]["policy"]["init_args"]["path"] == imitation["hf_export"]["folder"]
     worlds = [config["data"]["environment"]["init_args"] for config in (quickstart, imitation)]
-    for key in ("game", "parameters", "min_gold", "max_gold"):
-        assert worlds[0][key] == worlds[1][key]
+    for key in ("game", "parameters", "split_by", "show_admissible"):
+        assert worlds[0].get(key) == worlds[1].get(key)
+
+
+@pytest.mark.parametrize("path", [path for path in CONFIGS if "opd" in path.stem], ids=name)
+def test_every_switch_composes_with_every_distillation(parse, path: Path) -> None:
+    for switch in SWITCHES:
+        assert parse(path, switch).trainer.callbacks, switch
+    one_of_each_knob = [
+        ROOT / f"callbacks/{stem}.yaml"
+        for stem in ("rollout_depth_controller", "kl_schedule_transition", "guided_opd", "tcod_b2f", "sage_opd",
+                     "atod_annealing", "turn_diagnosis", "clipping_triggered_normalization")
+    ]  # fmt: skip
+    names = {type(callback).__name__ for callback in parse(path, *one_of_each_knob).trainer.callbacks}
+    assert {"RolloutDepthController", "KLScheduleTransition", "GuidedOPD", "TCODB2F", "SAGEOPD"} <= names

@@ -17,18 +17,27 @@ import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from conftest import agent
+from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine
 from sorl_lightning import cli
-from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
+from sorl_lightning.callbacks import (
+    ATODAnnealing,
+    ClippingTriggeredNormalization,
+    GuidedOPD,
+    RolloutDepthController,
+    TrajectoryLog,
+    TurnDiagnosis,
+)
 from sorl_lightning.datamodule import RolloutDataModule
-from sorl_lightning.objectives import PolicyGradient
+from sorl_lightning.objectives import Distillation, PolicyGradient
+from sorl_lightning.teachers import LocalTeacher
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(page for page in (ROOT / "docs").rglob("*.md") if "results" not in page.parts)
 PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "callbacks/README.md")]
 ROOMS = ("functional", "rollout", "callbacks", "control", "datamodule", "interfaces", "models", "module",
-         "objectives", "streams", "tally", "types", "errors", "cli", "commands")  # fmt: skip
+         "objectives", "lora", "packaged", "adapters", "cache", "streams", "teachers", "student_teacher",
+         "turn_records", "tally", "types", "errors", "cli", "commands")  # fmt: skip
 
 
 def label(page: Path) -> str:
@@ -126,14 +135,19 @@ def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> 
     data = RolloutDataModule(
         Countdown(), ScriptedEngine(), tasks_per_collection=2, group_size=2, max_turns=2, max_tokens=4
     )
-    objective = PolicyGradient(kl_coefficient=0.1)
-    watchers = [ClippingTriggeredNormalization(rule="max1"), TrajectoryLog()]
+    objective = Distillation(reward=PolicyGradient(kl_coefficient=0.1))
+    watchers = [
+        ClippingTriggeredNormalization(rule="max1"), TrajectoryLog(), RolloutDepthController(), GuidedOPD(),
+        ATODAnnealing(), TurnDiagnosis(every_n_collections=1),
+    ]  # fmt: skip
+    module = agent(objective=objective, teacher=LocalTeacher(TINY))
     logger = TensorBoardLogger(tmp_path, name="", version="run", default_hp_metric=False)
-    fit(agent(objective=objective), data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
+    fit(module, data, limit_val_batches=1, logger=logger, log_every_n_steps=1, callbacks=watchers)
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
     written = {re.sub(r"(ending|environment)/\w+", r"\1/NAME", tag) for tag in events.Tags()["scalars"]}
     written |= {tag.removesuffix("/text_summary") for tag in events.Tags()["tensors"]}
+    written |= {re.sub(r"diagnosis/\w+", "diagnosis/NAME", tag) for tag in events.Tags()["images"]}
     assert written <= documented
     # Of Imitation, and of VLLMEngine, whose tests look for them.
     assert documented - written == {"train/nll", "engine/push_seconds", "engine/probe_difference"}

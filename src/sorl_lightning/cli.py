@@ -184,8 +184,8 @@ def run(arguments: Sequence[str]) -> AgentCLI:
     )
 
 
-# Small commands beside LightningCLI's: the function of the same name in the module of the same name.
-COMMANDS = ("demo", "tokenizer")
+# Small commands beside LightningCLI's: what has the module's own name in it, a function or functions by name.
+COMMANDS = ("data", "demo", "tokenizer")
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:

@@ -6,13 +6,15 @@ callback out *is* the ablation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, runtime_checkable
 
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
+from sorl_lightning.teachers import Teacher
+from sorl_lightning.types import LossTerms, RolloutBatch, TokenSignals, Trajectory, TurnProfile, TurnStatistics
 
 Owner = TypeVar("Owner")
 
@@ -41,6 +43,35 @@ class KLSchedule:
     turn_blend: float = 0.0
 
 
+@dataclass(slots=True)
+class LossMix:
+    """Factors of the distillation loss and of the policy gradient on rewards beside it."""
+
+    distillation: float = 1.0
+    reward: float = 1.0
+
+
+@dataclass(slots=True)
+class TurnWeighting:
+    """What each token's weight is multiplied by, from what is known of it when rows are collected; None: nothing."""
+
+    factor: Callable[[TokenSignals], Tensor] | None = None
+
+
+@dataclass(slots=True)
+class TurnAuthor:
+    """Who plays the turns of training rollouts, beside the policy.
+
+    Attributes:
+        expert_prefix: from the turns of the expert's own way through a task, how many of them the expert plays before
+            the policy takes over; None: none.
+        teacher_probability: probability that the teacher plays a turn.
+    """
+
+    expert_prefix: Callable[[int], int] | None = None
+    teacher_probability: float = 0.0
+
+
 @runtime_checkable
 class HasRolloutBudget(Protocol):
     """Owner of the rollout depth: the datamodule."""
@@ -53,6 +84,42 @@ class HasKLSchedule(Protocol):
     """Owner of the loss blend: the module."""
 
     kl_schedule: KLSchedule
+
+
+@runtime_checkable
+class HasLossMix(Protocol):
+    """Owner of the mix of losses: an objective that has two."""
+
+    mix: LossMix
+
+
+@runtime_checkable
+class HasTurnWeighting(Protocol):
+    """Owner of the weighting of turns: the module."""
+
+    turn_weighting: TurnWeighting
+
+
+@runtime_checkable
+class HasTurnAuthor(Protocol):
+    """Owner of who plays: the datamodule."""
+
+    turn_author: TurnAuthor
+
+
+@runtime_checkable
+class HasTurnStatistics(Protocol):
+    """Owner of what the collection in training showed turn by turn, complete when its epoch ends: the module."""
+
+    turn_statistics: TurnStatistics | None
+    turn_profile: TurnProfile | None
+
+
+@runtime_checkable
+class HasTeacher(Protocol):
+    """Owner of the teacher: the module."""
+
+    teacher: Teacher | None
 
 
 @runtime_checkable

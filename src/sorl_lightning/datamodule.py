@@ -5,28 +5,31 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import lightning as L
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
 from typing_extensions import override
 
 from sorl_lightning import ranks
-from sorl_lightning.control import Learner, RolloutBudget, owner_of
+from sorl_lightning.control import HasTeacher, Learner, RolloutBudget, TurnAuthor, owner_of
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
-from sorl_lightning.rollout.chat import Chat
-from sorl_lightning.rollout.collector import Collection, Collector, Reward, Sampling
+from sorl_lightning.rollout.chat import Chat, ChatFormat
+from sorl_lightning.rollout.collector import Collection, Collector, Guests, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
-from sorl_lightning.rollout.engines import LocalEngine
+from sorl_lightning.rollout.engines import ExpertEngine, LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.packing import finite_rows, pack
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.strategies import check_strategy
 from sorl_lightning.streams import Aggregation, EvaluationStream, RolloutStream, Sealed, UpdatePlan, permutation
-from sorl_lightning.types import RolloutBatch, Task
+from sorl_lightning.teachers import FullTeacher
+from sorl_lightning.types import Author, RolloutBatch, Task
 
 logger = logging.getLogger(__name__)
 Split = Literal["train", "validation", "test"]
@@ -69,6 +72,7 @@ class RolloutDataModule(L.LightningDataModule):
         aggregation: what counts equally in the loss: trajectories, tokens, or turns.
         retries: fresh environments tried after one has failed, for each trajectory.
         reward: a callable on the finished trajectory that replaces the sum of its turn rewards.
+        chat: how the model's chat template is used.
         validation: how the splits "validation" and "test" are rolled out.
         seed: of task order, sampling and mini-batches.
     """
@@ -90,6 +94,7 @@ class RolloutDataModule(L.LightningDataModule):
         aggregation: Aggregation = "trajectory",
         retries: int = 2,
         reward: Reward | None = None,
+        chat: ChatFormat = ChatFormat(),
         validation: Evaluation = Evaluation(),
         seed: int = 0,
     ) -> None:
@@ -109,12 +114,15 @@ class RolloutDataModule(L.LightningDataModule):
         self.aggregation = aggregation
         self.retries = retries
         self.reward = reward
+        self.chat = chat
         self.validation = validation
         self.seed = seed
         self.rollout_budget = RolloutBudget(ceiling=max_turns, max_turns=max_turns)
+        self.turn_author = TurnAuthor()
         self.collection: Collection | None = None
         self._loop = EventLoopThread()
         self._attached: list[RolloutEngine] = []
+        self._guest_engines: dict[Author, RolloutEngine] = {}
         self._tasks: dict[str, Sequence[Task]] = {}
 
     # Set-up and tear-down
@@ -265,7 +273,7 @@ class RolloutDataModule(L.LightningDataModule):
         index = self._trainer().current_epoch
         tasks = self.tasks_of_collection(index)
         seed = derive_seed(self.seed, "train", index)
-        collector = self._collector(self.engine, self.temperature, self.group_size)
+        collector = self._collector(self.engine, self.temperature, self.group_size, self._guests())
         self.collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
         return self.collection
 
@@ -289,15 +297,11 @@ class RolloutDataModule(L.LightningDataModule):
     def _run(self, collector: Collector, tasks: Sequence[Task], max_turns: int, seed: int, index: int) -> Collection:
         """Pull the weights and roll out this rank's share of ``tasks``: every world-size-th, siblings together."""
         learner, trainer = self._learner(), self._trainer()
-        engine = collector.engine
-        if engine not in self._attached:
-            engine.attach(learner.policy_model, learner.tokenizer)
-            self._attached.append(engine)
         own = range(trainer.global_rank, len(tasks), trainer.world_size)
         share = [tasks[position] for position in own]
 
         def attempt() -> Collection:
-            engine.load_weights(full_weights(learner.policy_model), learner.policy_version)
+            self._prepare(collector.engine, learner.policy_model, full_weights(learner.policy_model))
             return self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
 
         collection = self._despite_outages(attempt)
@@ -332,15 +336,44 @@ class RolloutDataModule(L.LightningDataModule):
             )
         return limit
 
-    def _collector(self, engine: RolloutEngine, temperature: float, group_size: int) -> Collector:
+    def _guests(self) -> Guests | None:
+        """The expert and the teacher, if they are to play; their turns count as of the policy's version."""
+        engines: dict[Author, RolloutEngine] = {}
+        if self.turn_author.expert_prefix is not None:
+            expert = self._guest_engines.setdefault("expert", ExpertEngine())
+            self._prepare(expert, self._learner().policy_model, ())
+            engines["expert"] = expert
+        if self.turn_author.teacher_probability > 0:
+            teacher = owner_of(HasTeacher, self._trainer().lightning_module).teacher  # type: ignore[type-abstract]
+            if not isinstance(teacher, FullTeacher):
+                raise ConfigurationError(
+                    f"only a teacher in this process can play turns, and model.teacher is {teacher}"
+                )
+            engine = self._guest_engines.setdefault("teacher", LocalEngine())
+            self._prepare(engine, teacher.model, full_weights(teacher.model))
+            engines["teacher"] = engine
+        return Guests(author=self.turn_author, engines=engines) if engines else None
+
+    def _prepare(self, engine: RolloutEngine, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Attach ``engine`` where it is new, and give it weights."""
+        learner = self._learner()
+        if engine not in self._attached:
+            engine.attach(model, learner.tokenizer)
+            self._attached.append(engine)
+        engine.load_weights(weights, learner.policy_version)
+
+    def _collector(
+        self, engine: RolloutEngine, temperature: float, group_size: int, guests: Guests | None = None
+    ) -> Collector:
         return Collector(
             self.environment,
             engine,
-            Chat(self._learner().tokenizer),
+            Chat(self._learner().tokenizer, self.chat),
             Sampling(max_tokens=self.max_tokens, context_limit=self._context(), temperature=temperature),
             group_size,
             self.retries,
             self.reward,
+            guests,
         )
 
     def _trainer(self) -> L.Trainer:

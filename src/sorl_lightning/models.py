@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -52,6 +54,11 @@ class Pretrained(ModelSource):
             ConfigurationError: there is no such model, or its log-probabilities cannot be computed in chunks.
         """
         tokenizer = load_tokenizer(self.path)
+        if (Path(self.path) / "adapter_config.json").exists():
+            raise ConfigurationError(
+                f"policy path {self.path!r} holds adapters alone: take the source sorl_lightning.lora.LoRA, with "
+                "adapters set to this folder and base to the model that they were trained on"
+            )
         try:
             model = AutoModelForCausalLM.from_pretrained(
                 self.path, dtype=getattr(torch, self.dtype), attn_implementation=self.attn_implementation
@@ -171,6 +178,32 @@ def check_head(model: PreTrainedModel) -> None:
         )
 
 
+class Readout(NamedTuple):
+    """What a model knows at the N generated tokens of a batch, before its logits exist.
+
+    ``hidden`` [N, D] is the last hidden state at the position that predicts each token, ``head_weight`` [V, D] the
+    weight of the output layer: the logits are ``hidden @ head_weight.T``.
+    """
+
+    hidden: Tensor
+    head_weight: Tensor
+
+
+def common_vocabulary(student: Readout, teacher: Readout) -> tuple[Readout, Readout]:
+    """Cut both heads to the tokens that both have, before any softmax: models of one tokenizer differ in padding."""
+    size = min(len(student.head_weight), len(teacher.head_weight))
+    return student._replace(head_weight=student.head_weight[:size]), teacher._replace(
+        head_weight=teacher.head_weight[:size]
+    )
+
+
+def predicted(generated: Bool[Tensor, "B T"]) -> Bool[Tensor, "B T"]:
+    """The generated tokens that something precedes: those with a log-probability."""
+    generated = generated.clone()
+    generated[:, 0] = False
+    return generated
+
+
 class PolicyNetwork(nn.Module):
     """A causal language model that answers with log-probabilities of given tokens.
 
@@ -189,28 +222,39 @@ class PolicyNetwork(nn.Module):
         position_ids: Int[Tensor, "B T"],
         generated: Bool[Tensor, "B T"],
         temperature: float = 1.0,
-    ) -> tuple[Float[Tensor, "B T"], Float[Tensor, "B T"]]:
-        """Log-probability and entropy at each generated token, nats; 0 elsewhere.
+        compare: Callable[[Readout, Tensor], Tensor] | None = None,
+    ) -> tuple[Float[Tensor, "B T"], ...]:
+        """Log-probability and entropy at each generated token, nats, and the N numbers of ``compare``; 0 elsewhere.
 
         The value at token t is that of ``input_ids[:, t]`` given the tokens before it: nothing is shifted for the
-        caller. Rows are padded on the right, so causal attention needs no mask.
+        caller. Rows are padded on the right, so causal attention needs no mask. ``compare`` is called with the readout
+        and the N log-probabilities in here, where the output layer of a sharded model is whole.
         """
-        hidden = self.model.base_model(
-            input_ids=input_ids, position_ids=position_ids, use_cache=False
-        ).last_hidden_state
-        generated = generated.clone()
-        generated[:, 0] = False  # nothing precedes the first token
-        predicts = generated.roll(-1, dims=1)
-        logprobs, entropy = token_logprobs(
-            hidden[predicts] * self.logit_scale if self.logit_scale != 1.0 else hidden[predicts],
-            self.model.get_output_embeddings().weight,
-            input_ids[generated],
-            temperature,
-        )
+        states = self._states(input_ids, position_ids)
+        generated = predicted(generated)
+        readout = self._readout(states, generated)
+        values = [*token_logprobs(*readout, input_ids[generated], temperature)]
+        if compare is not None:
+            values.append(compare(readout, values[0]))
         # A row of padding must still reach every parameter, or sharded backward passes wait for ever.
-        anchor = hidden.sum() * 0.0
-        blank = anchor.expand(generated.shape)
-        return blank.masked_scatter(generated, logprobs), blank.masked_scatter(generated, entropy)
+        blank = (states.sum() * 0.0).expand(generated.shape)
+        return tuple(blank.to(value.dtype).masked_scatter(generated, value) for value in values)
+
+    def readout(
+        self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"], generated: Bool[Tensor, "B T"]
+    ) -> Readout:
+        """Hidden states at the generated tokens, and the output layer."""
+        return self._readout(self._states(input_ids, position_ids), predicted(generated))
+
+    def _states(self, input_ids: Tensor, position_ids: Tensor) -> Tensor:
+        output = self.model.base_model(input_ids=input_ids, position_ids=position_ids, use_cache=False)
+        states: Tensor = output.last_hidden_state
+        return states
+
+    def _readout(self, states: Tensor, generated: Tensor) -> Readout:
+        hidden = states[generated.roll(-1, dims=1)]
+        hidden = hidden * self.logit_scale if self.logit_scale != 1.0 else hidden
+        return Readout(hidden, self.model.get_output_embeddings().weight)
 
 
 def without_dropout(model: PreTrainedModel) -> PreTrainedModel:

@@ -17,7 +17,8 @@ from transformers import PreTrainedModel
 from typing_extensions import override
 
 from sorl_lightning import ranks
-from sorl_lightning.control import KLSchedule
+from sorl_lightning.adapters import has_adapters
+from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
@@ -27,10 +28,11 @@ from sorl_lightning.rollout.metrics import constant_groups, summarize
 from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.sharding import ShardingPlan, gradient_norm, is_sharded
 from sorl_lightning.step_guard import StepGuard
+from sorl_lightning.student_teacher import ROWS_AT_ONCE, check_teacher, forward, recorded, token_signals
 from sorl_lightning.tally import Tally
-from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
-
-ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
+from sorl_lightning.teachers import Teacher
+from sorl_lightning.turn_records import TurnRecords
+from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
 
 
 def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -47,6 +49,7 @@ class AgentModule(L.LightningModule):
         optimizer: called with the parameters; for a small model take a larger learning rate than the default's 1e-6.
         lr_scheduler: called with the optimizer, stepped once an optimiser step; None keeps the rate.
         reference: where the frozen reference comes from, if the objective needs one; None is the initial policy.
+        teacher: whom the student learns from, if the objective is a distillation.
         temperature: temperature of the training rollouts; log-probabilities are taken at it.
         max_skipped_steps: most optimiser steps in a row that may be skipped, for a loss or gradient that is not finite
             or for want of a token to train, before the run stops.
@@ -59,6 +62,7 @@ class AgentModule(L.LightningModule):
         optimizer: OptimizerCallable = adamw,
         lr_scheduler: LRSchedulerCallable | None = None,
         reference: ModelSource | None = None,
+        teacher: Teacher | None = None,
         temperature: float = 1.0,
         max_skipped_steps: int = 10,
     ) -> None:
@@ -68,14 +72,17 @@ class AgentModule(L.LightningModule):
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
         self.reference_source = reference
+        self.teacher = teacher
         self.temperature = temperature
         self.max_skipped_steps = max_skipped_steps
         self.steps = StepGuard()
         self.kl_schedule = KLSchedule()
+        self.turn_weighting = TurnWeighting()
         self.policy_version = 0
         self.policy: PolicyNetwork | None = None
         self.loss_terms: LossTerms | None = None
         self._tally = Tally()
+        self._turns: TurnRecords | None = None
         # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
         self._frozen: dict[str, PolicyNetwork] = {}
 
@@ -88,11 +95,20 @@ class AgentModule(L.LightningModule):
         model, self.tokenizer = self.source.load()
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
+        if self.teacher is not None:
+            self.teacher.attach(str(self.source), self.tokenizer, model.get_output_embeddings().weight.shape[0])
         self.policy = PolicyNetwork(model)
+        # Weights beside adapters never change, and are not in checkpoints.
+        self.strict_loading = not has_adapters(model)
         if self.device_mesh is not None:
             plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
             for network in (self.policy, *self._frozen.values()):
                 plan.apply(network, self.device_mesh["data_parallel"])
+
+    @override
+    def setup(self, stage: str) -> None:
+        if stage == "fit":
+            check_teacher(self.objective, self.teacher)
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -114,7 +130,7 @@ class AgentModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         assert self.policy is not None
         try:
-            optimizer = self.optimizer(self.policy.parameters())
+            optimizer = self.optimizer(p for p in self.policy.parameters() if p.requires_grad)
         except (TypeError, ValueError) as error:
             raise ConfigurationError(f"model.optimizer: {error}") from error
         if self.lr_scheduler is None:
@@ -128,12 +144,19 @@ class AgentModule(L.LightningModule):
     def annotate(self, rows: RolloutBatch, trajectories: Sequence[Trajectory]) -> RolloutBatch:
         """Advantages, and the reference's log-probabilities where the objective needs them."""
         advantages = self.objective.advantages(trajectories) if trajectories else torch.zeros(1)
-        changes: dict[str, Tensor | None] = {
-            "advantages": torch.where(rows.generated, advantages[rows.trajectory], 0.0)
-        }
+        rewarded = rows.generated if rows.by_teacher is None else rows.generated & ~rows.by_teacher
+        changes = {"advantages": torch.where(rewarded, advantages[rows.trajectory], 0.0)}
         if "reference" in self._frozen:
             changes["reference_logprobs"] = self._score(self._frozen["reference"], rows)
-        return rows.replace(**changes)
+        rows = recorded(self.objective, self.teacher, rows.replace(**changes), self.temperature)
+        if self.turn_weighting.factor is not None:
+            if is_sharded(self._policy()):
+                raise ConfigurationError(
+                    "a weighting of turns reads the policy's output layer, which must not be sharded"
+                )
+            signals = token_signals(self._policy(), self.objective, self.teacher, rows, self.temperature)
+            rows = rows.replace(factors=self.turn_weighting.factor(signals))
+        return rows
 
     def _score(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
         """Log-probabilities of the generated tokens, a few rows at a time, on the CPU."""
@@ -150,6 +173,10 @@ class AgentModule(L.LightningModule):
                 scores[index, : logprobs.shape[1]] = logprobs.float().cpu()
         return scores
 
+    def _policy(self) -> PolicyNetwork:
+        assert self.policy is not None
+        return self.policy
+
     # Training
 
     @override
@@ -160,14 +187,14 @@ class AgentModule(L.LightningModule):
 
     @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
-        assert self.policy is not None
         if batch_idx == 0:
             self._training_start, self._trained_tokens = time.perf_counter(), 0.0
             self._log_collection(self._data().collection)
-        logprobs, entropy = self.policy(batch.input_ids, batch.position_ids, batch.generated, self.temperature)
+        logprobs, entropy, batch = forward(self._policy(), self.objective, self.teacher, batch, self.temperature)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
         self.loss_terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
         self._account(batch, entropy, metrics)
+        self._record_turns(batch, batch_idx, entropy, weights)
         # Lightning divides by the number of micro-batches and strategies by that of ranks; the weights have done so.
         return self.loss_terms.total * self.trainer.accumulate_grad_batches * ranks.count()
 
@@ -190,6 +217,23 @@ class AgentModule(L.LightningModule):
         if self.loss_terms.clipped is not None:
             turns, touched = touched_turns(batch, self.loss_terms.clipped)
             self._tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
+
+    def _record_turns(self, batch: RolloutBatch, batch_idx: int, entropy: Tensor, weights: Tensor) -> None:
+        """Add a micro-batch of the collection's first pass to what is known turn by turn."""
+        if batch_idx == 0:
+            self._turns = TurnRecords(self._data().collection.trajectories)
+        if self._turns is not None and batch_idx < self._data().mini_batches * self._data().micro_batches:
+            self._turns.add(batch, entropy, weights)
+
+    @property
+    def turn_statistics(self) -> TurnStatistics | None:
+        """Counts and divergences by turn of the collection in training; complete when its epoch ends."""
+        return None if self._turns is None else self._turns.statistics
+
+    @property
+    def turn_profile(self) -> TurnProfile | None:
+        """Sums by turn for reports, likewise."""
+        return None if self._turns is None else self._turns.profile
 
     @override
     def configure_gradient_clipping(
@@ -285,6 +329,11 @@ class AgentModule(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["policy_version"] = self.policy_version
         checkpoint["steps"] = self.steps.state_dict()
+        if not self.strict_loading:
+            everything = self.named_parameters(remove_duplicate=False)  # tied ones have several names
+            unchanging = {name for name, parameter in everything if not parameter.requires_grad}
+            weights = checkpoint["state_dict"]
+            checkpoint["state_dict"] = {name: weights[name] for name in weights if name not in unchanging}
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -12,6 +12,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from sorl_lightning.adapters import plain_weights
+
 Precision = Literal["float32", "bfloat16", "float16"]
 
 
@@ -74,11 +76,11 @@ def is_sharded(network: nn.Module) -> bool:
 
 
 def full_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name, tied ones once, each gathered from its shards only when its turn comes.
+    """Parameters by name, tied ones once, adapters merged, each gathered from its shards only when its turn comes.
 
     All ranks must read it to the end. Whoever drops a tensor before asking for the next has one whole one at a time.
     """
-    for name, parameter in network.named_parameters():
+    for name, parameter in plain_weights(network):
         yield name, whole(parameter.detach())
 
 

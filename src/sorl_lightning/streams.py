@@ -12,7 +12,13 @@ from torch import Tensor
 
 from sorl_lightning import ranks
 from sorl_lightning.functional.turns import turn_statistics
-from sorl_lightning.functional.weights import each_turn_weights, token_weights, trajectory_weights, turn_weights
+from sorl_lightning.functional.weights import (
+    each_turn_weights,
+    reweighted,
+    token_weights,
+    trajectory_weights,
+    turn_weights,
+)
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
@@ -87,10 +93,13 @@ class UpdatePlan:
 
     def _weigh(self, update: RolloutBatch, counts: TurnStatistics) -> RolloutBatch:
         """Weights that sum to 1 over the optimiser batch: all its micro-batches, on all ranks."""
-        return update.replace(
-            trajectory_weights=AGGREGATIONS[self.aggregation](update.turn, update.trajectory, counts),
-            turn_weights=turn_weights(update.turn, update.trajectory, counts=counts),
-        )
+        weights = {
+            "trajectory_weights": AGGREGATIONS[self.aggregation](update.turn, update.trajectory, counts),
+            "turn_weights": turn_weights(update.turn, update.trajectory, counts=counts),
+        }
+        if update.factors is not None:
+            weights = {name: reweighted(values, update.factors, ranks.total) for name, values in weights.items()}
+        return update.replace(**weights)
 
 
 class RolloutStream:

@@ -16,13 +16,14 @@ import enum
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, TypeVar
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
+Author = Literal["policy", "expert", "teacher"]
 
 
 class Message(TypedDict):
@@ -83,6 +84,7 @@ class Turn:
         observation: the environment's answer; None when there was none to give.
         reward: reward of this turn.
         seconds: wall-clock time of generation and environment step together.
+        author: who played it. An expert's turn is context to the learner; a teacher's is trained on.
     """
 
     index: int
@@ -92,6 +94,7 @@ class Turn:
     observation: str | None
     reward: float
     seconds: float
+    author: Author = "policy"
 
 
 class Ending(enum.Enum):
@@ -138,7 +141,44 @@ class Trajectory:
     @property
     def generated_tokens(self) -> int:
         """Tokens that the policy generated, over all turns."""
-        return sum(len(turn.completion.token_ids) for turn in self.turns)
+        return sum(len(turn.completion.token_ids) for turn in self.turns if turn.author == "policy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherScores:
+    """What a teacher said at each generated token, taken when the rows were collected; zeros elsewhere.
+
+    Attributes:
+        ids: its K most likely tokens; K may be 0.
+        logprobs: their log-probabilities, nats; -inf marks an entry that is only padding.
+        sampled_logprobs: log-probability of the token that was sampled, nats.
+    """
+
+    ids: Int[Tensor, "B T K"]
+    logprobs: Float[Tensor, "B T K"]
+    sampled_logprobs: Float[Tensor, "B T"]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> TeacherScores:
+        """A copy with ``function`` applied to every tensor."""
+        return TeacherScores(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Student and teacher at each generated token, under the weights in training; 0 elsewhere.
+
+    Attributes:
+        divergence: their divergence, nats; keeps the student's graph.
+        teacher_entropy: entropy of the teacher, nats; of its top K and the rest as one more outcome where no more is
+            known, which is a lower bound.
+    """
+
+    divergence: Float[Tensor, "B T"]
+    teacher_entropy: Float[Tensor, "B T"]
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> Comparison:
+        """A copy with ``function`` applied to every tensor."""
+        return Comparison(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +198,10 @@ class RolloutBatch:
         turn_weights: the same when turns count equally.
         reference_logprobs: log-probability under the reference model, nats.
         values: the critic's value before the token; returns: its target.
+        teacher: what the teacher said at collection time, for objectives that read its top K or the sampled token.
+        by_teacher: whether the teacher played the token's turn; None where it played none.
+        factors: what each token's weight is multiplied by before weights are brought back to their sum.
+        comparison: student and teacher in the training step that is under way; None outside of one.
     """
 
     input_ids: Int[Tensor, "B T"]
@@ -173,6 +217,10 @@ class RolloutBatch:
     reference_logprobs: Float[Tensor, "B T"] | None = None
     values: Float[Tensor, "B T"] | None = None
     returns: Float[Tensor, "B T"] | None = None
+    teacher: TeacherScores | None = None
+    by_teacher: Bool[Tensor, "B T"] | None = None
+    factors: Float[Tensor, "B T"] | None = None
+    comparison: Comparison | None = None
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> RolloutBatch:
         """A copy on ``device``; Lightning moves batches through this."""
@@ -180,8 +228,13 @@ class RolloutBatch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         """A copy with ``function`` applied to every tensor that is there."""
-        tensors = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return dataclasses.replace(self, **{name: function(t) for name, t in tensors.items() if t is not None})
+        held = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        changes: dict[str, Any] = {
+            name: function(value) if isinstance(value, Tensor) else value.map(function)
+            for name, value in held.items()
+            if value is not None
+        }
+        return dataclasses.replace(self, **changes)
 
     def replace(self, **changes: Any) -> RolloutBatch:
         """A copy with some fields exchanged."""
@@ -191,6 +244,16 @@ class RolloutBatch:
     def generated(self) -> Tensor:
         """The loss mask, bool [B, T]."""
         return self.turn >= 0
+
+
+Summed = TypeVar("Summed")
+
+
+def sum_by_turn(left: Summed, right: Summed) -> Summed:
+    """Field by field the sum of two dataclasses of vectors by turn index, the shorter padded with zeros."""
+    names = [f.name for f in dataclasses.fields(left)]  # type: ignore[arg-type]
+    depth = max(len(getattr(side, name)) for side in (left, right) for name in names)
+    return type(left)(**{name: sum_padded(getattr(left, name), getattr(right, name), depth) for name in names})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,19 +275,57 @@ class TurnStatistics:
     all_last_turns: Float[Tensor, "H"]
 
     def __add__(self, other: TurnStatistics) -> TurnStatistics:
-        depth = max(len(self.tokens), len(other.tokens))
+        return sum_by_turn(self, other)
 
-        def total(name: str) -> Tensor:
-            left, right = getattr(self, name), getattr(other, name)
-            return sum_padded(left, right, depth)
 
-        return TurnStatistics(**{f.name: total(f.name) for f in dataclasses.fields(self)})
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnProfile:
+    """Sums over the generated tokens of each turn index, for reports; adds with ``+``.
+
+    Attributes:
+        tokens: generated tokens at the turn; failed_tokens: those of trajectories that failed.
+        divergence: divergence to the teacher, nats; failed_divergence: of trajectories that failed.
+        student_entropy: entropy of the policy, nats; teacher_entropy: of the teacher.
+        loss: weight times divergence: the turn's part of the distillation loss.
+    """
+
+    tokens: Float[Tensor, "H"]
+    failed_tokens: Float[Tensor, "H"]
+    divergence: Float[Tensor, "H"]
+    failed_divergence: Float[Tensor, "H"]
+    student_entropy: Float[Tensor, "H"]
+    teacher_entropy: Float[Tensor, "H"]
+    loss: Float[Tensor, "H"]
+
+    def __add__(self, other: TurnProfile) -> TurnProfile:
+        return sum_by_turn(self, other)
 
 
 def sum_padded(left: Tensor, right: Tensor, length: int) -> Tensor:
     """Sum of two vectors, each padded with zeros to ``length``."""
     pad = torch.nn.functional.pad
     return pad(left, (0, length - len(left))) + pad(right, (0, length - len(right)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSignals:
+    """What is known of each generated token when its rows are collected; 0 elsewhere.
+
+    Attributes:
+        turn: turn that generated it, -1 for context and padding.
+        trajectory: its trajectory.
+        divergence: of student and teacher, nats.
+        student_entropy: of the student, nats.
+        teacher_confidence: probability of the teacher's most likely token.
+        overlap: share of the student's 16 most likely tokens that are among the teacher's 16.
+    """
+
+    turn: Int[Tensor, "B T"]
+    trajectory: Int[Tensor, "B T"]
+    divergence: Float[Tensor, "B T"]
+    student_entropy: Float[Tensor, "B T"]
+    teacher_confidence: Float[Tensor, "B T"]
+    overlap: Float[Tensor, "B T"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,7 +206,7 @@ class RaisingReset(Counting):
         (OverlappingSplits, "share the task 'shared'"),
         (BareReset, "messages with a role"),
         (FourTuple, "a tuple of five"),
-        (NumberObservation, "observation must be a string"),
+        (NumberObservation, "observation must be a string or messages"),
         (EndlessReward, "finite number"),
         (IntegerFlag, "must be bool"),
         (SharedWorld, "episodes share state"),

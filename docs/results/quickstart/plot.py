@@ -27,7 +27,7 @@ def main() -> None:
         cells = " | ".join(f"{row['success']:.1%}" for row in rows.values())
         print(f"| {label} | {cells} | {run['fit_seconds'] / 60:.1f} |")
     axes.set(xlabel="collections", ylabel="success", ylim=(0, 1))
-    axes.set_title("coin, 4 rooms: held-out tasks (dots), training tasks (thin)", fontsize=10)
+    axes.set_title("simonsays: held-out tasks (dots), training tasks (thin)", fontsize=10)
     axes.legend(frameon=False, fontsize=9, loc="lower right")
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

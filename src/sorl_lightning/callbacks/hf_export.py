@@ -10,6 +10,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from sorl_lightning.adapters import has_adapters, save_adapters
 from sorl_lightning.control import Learner, owner_of
 from sorl_lightning.sharding import full_weights
 
@@ -17,7 +18,8 @@ from sorl_lightning.sharding import full_weights
 class HFExport(Callback):
     """Save the policy and its tokenizer as a Hugging Face folder when training ends.
 
-    The folder appears complete or not at all, and replaces an older one of the same name.
+    The folder appears complete or not at all, and replaces an older one of the same name. Of a policy with adapters it
+    holds these alone, as peft saves them; ``LoRA(adapters=folder)`` loads them again.
 
     Args:
         folder: where to; loads with ``AutoModelForCausalLM.from_pretrained``. None exports nothing.
@@ -39,7 +41,10 @@ class HFExport(Callback):
             return
         target = Path(self.folder)
         unfinished = target.with_name(f".{target.name}.{os.getpid()}")
-        learner.policy_model.save_pretrained(unfinished, state_dict=weights)
+        if has_adapters(learner.policy_model):
+            save_adapters(learner.policy_model, unfinished)
+        else:
+            learner.policy_model.save_pretrained(unfinished, state_dict=weights)
         learner.tokenizer.save_pretrained(unfinished)
         shutil.rmtree(target, ignore_errors=True)
         unfinished.rename(target)

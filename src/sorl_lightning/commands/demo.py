@@ -109,7 +109,7 @@ def imitate(place: Path, seconds: float) -> Path:
 
 def show(rows: list[Row], seconds: float, root: str) -> None:
     """Print the table, and where to look next."""
-    table = Table(title="coin, 4 rooms: tasks of the game's test fold, never trained on")
+    table = Table(title="simonsays, five turns: tasks of a seed range never trained on")
     for column in ("policy", "success", "± s.e.", "valid actions", "turns", "episodes"):
         table.add_column(column, justify="left" if column == "policy" else "right")
     for row in rows:

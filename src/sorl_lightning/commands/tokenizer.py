@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from sorl_lightning.rollout.environment import open_episode
+from sorl_lightning.rollout.environment import observation_text, open_episode
 from sorl_lightning.rollout.environments import TextWorldExpress
 from sorl_lightning.types import Task
 
@@ -63,7 +63,7 @@ def episode(environment: TextWorldExpress, task: Task) -> Iterator[str]:
         step = world.step(action)
         assert not inspect.isawaitable(step)
         terminated = step.terminated
-        yield from (action, step.observation)
+        yield from (action, observation_text(step.observation))
 
 
 def train(texts: Iterator[str], vocab_size: int) -> PreTrainedTokenizerFast:

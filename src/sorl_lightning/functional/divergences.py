@@ -113,6 +113,16 @@ def sampled_divergence(
     return gap.expm1() - gap
 
 
+def topk_entropy(logprobs: Float[Tensor, "*N K"]) -> Float[Tensor, "*N"]:
+    """Entropy of K tokens and the rest as one more outcome, nats: a lower bound of the whole distribution's.
+
+    Args:
+        logprobs: log-probabilities of distinct tokens; -inf marks padding.
+    """
+    outcomes = _with_tail(_wide(logprobs))
+    return -(outcomes.exp() * outcomes.clamp(min=torch.finfo(outcomes.dtype).min)).sum(-1)
+
+
 def _between(student: Tensor, teacher: Tensor, kind: Kind, beta: Number) -> Tensor:
     """Divergence of two tensors of log-probabilities over their last dimension."""
     check_choice("kind", kind, Kind)

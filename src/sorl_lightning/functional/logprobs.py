@@ -48,10 +48,16 @@ def token_logprobs(
             "shapes must be hidden [N, D], head_weight [V, D] and targets [N], got "
             f"hidden {tuple(hidden.shape)}, head_weight {tuple(head_weight.shape)}, targets {tuple(targets.shape)}"
         )
+    dtype = logit_dtype(hidden, head_weight)
+    return _TokenLogprobs.apply(hidden.to(dtype), head_weight.to(dtype), targets.long(), temperature, chunk_size)
+
+
+def logit_dtype(hidden: Tensor, head_weight: Tensor) -> torch.dtype:
+    """What logits are computed in: autocast's dtype, else the wider of the two arguments'."""
     dtype = torch.promote_types(hidden.dtype, head_weight.dtype)
     if torch.is_autocast_enabled(hidden.device.type) and dtype != torch.float64:
-        dtype = torch.get_autocast_dtype(hidden.device.type)
-    return _TokenLogprobs.apply(hidden.to(dtype), head_weight.to(dtype), targets.long(), temperature, chunk_size)
+        return torch.get_autocast_dtype(hidden.device.type)
+    return dtype
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -61,7 +67,7 @@ class _TokenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor, temperature: Number, chunk_size: int
     ) -> tuple[Tensor, Tensor]:
-        chunks = _Chunks(hidden, head_weight, temperature, chunk_size)
+        chunks = LogitChunks(hidden, head_weight, temperature, chunk_size)
         logprobs, entropy, normaliser = hidden.new_empty(3, len(hidden), dtype=chunks.precision)
         scratch = chunks.buffer()
         for part, logits in chunks:
@@ -82,7 +88,7 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, head_weight, targets, entropy, normaliser = ctx.saved_tensors
-        chunks = _Chunks(hidden, head_weight, ctx.temperature, ctx.chunk_size)
+        chunks = LogitChunks(hidden, head_weight, ctx.temperature, ctx.chunk_size)
         scratch = None if grad_entropy is None else chunks.buffer()
         grad_logprobs = torch.zeros_like(entropy) if grad_logprobs is None else grad_logprobs / ctx.temperature
         needs_hidden, needs_head = ctx.needs_input_grad[:2]
@@ -101,11 +107,11 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ head_weight
             if grad_head is not None:
-                _add_product(grad_head, grad.T, hidden[part])
+                add_product(grad_head, grad.T, hidden[part])
         return grad_hidden, None if grad_head is None else grad_head.to(head_weight.dtype), None, None, None
 
 
-class _Chunks:
+class LogitChunks:
     """Logits of one chunk of tokens after another, in one buffer: each chunk's are gone when the next is asked for."""
 
     def __init__(self, hidden: Tensor, head_weight: Tensor, temperature: Number, chunk_size: int) -> None:
@@ -119,19 +125,46 @@ class _Chunks:
         """An uninitialised tensor for one chunk's logits; reuse saves the system from clearing new pages each time."""
         return self.hidden.new_empty(self.rows, len(self.head_weight), dtype=self.precision)
 
+    def of(self, part: slice, buffer: Tensor) -> Tensor:
+        """Tempered logits of the tokens ``part``, written to ``buffer``."""
+        logits = buffer[: part.stop - part.start]
+        if self.precision == self.hidden.dtype:
+            torch.mm(self.hidden[part], self.head_weight.T, out=logits)
+        else:
+            logits.copy_(torch.mm(self.hidden[part], self.head_weight.T))
+        return logits if self.temperature == 1 else logits.div_(self.temperature)
+
     def __iter__(self) -> Iterator[tuple[slice, Tensor]]:
         buffer = self.buffer()
         for start in range(0, len(self.hidden), max(self.rows, 1)):
             part = slice(start, min(start + self.rows, len(self.hidden)))
-            logits = buffer[: part.stop - start]
-            if self.precision == self.hidden.dtype:
-                torch.mm(self.hidden[part], self.head_weight.T, out=logits)
-            else:
-                logits.copy_(torch.mm(self.hidden[part], self.head_weight.T))
-            yield part, logits if self.temperature == 1 else logits.div_(self.temperature)
+            yield part, self.of(part, buffer)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+class LogitGradients:
+    """Gradients to hidden states and head, gathered chunk by chunk from the gradients to the logits."""
+
+    def __init__(self, ctx: Any, hidden: Tensor, head: Tensor, precision: torch.dtype) -> None:
+        needs_hidden, needs_head = ctx.needs_input_grad[:2]
+        self.inputs = hidden, head
+        self.hidden = torch.empty_like(hidden) if needs_hidden else None
+        self.head = torch.zeros_like(head, dtype=precision) if needs_head else None
+
+    def add(self, part: slice, grad: Tensor) -> None:
+        """Take in the gradient to the logits, before the temperature, of the tokens ``part``."""
+        hidden, head = self.inputs
+        grad = grad.to(hidden.dtype)
+        if self.hidden is not None:
+            self.hidden[part] = grad @ head
+        if self.head is not None:
+            add_product(self.head, grad.T, hidden[part])
+
+    def result(self) -> tuple[Tensor | None, Tensor | None]:
+        """Gradient to the hidden states and to the head; None where none was asked for."""
+        return self.hidden, None if self.head is None else self.head.to(self.inputs[1].dtype)
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, in total's precision."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)

@@ -8,6 +8,7 @@ gradient for any partition into micro-batches and ranks.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -175,6 +176,30 @@ def blend(
     check_range("alpha", alpha, 0.0, 1.0)
     check_same_shape(trajectory_weights=trajectory_weights, turn_weights=turn_weights)
     return (1 - alpha) * trajectory_weights + alpha * turn_weights
+
+
+def reweighted(
+    weights: Float[Tensor, "B T"], factors: Float[Tensor, "B T"], total: Callable[[Tensor], Tensor] | None = None
+) -> Float[Tensor, "B T"]:
+    """``weights`` times ``factors``, brought back to the sum of ``weights``.
+
+    Where every weighed token has factor 0 the weights are all 0: there is nothing to train on.
+
+    Args:
+        weights: of the whole optimiser batch.
+        factors: 0 or more for each token.
+        total: sums a tensor over all ranks, where these are one rank's share; None: they are all.
+
+    Raises:
+        ValueError: shapes that differ, or a negative factor.
+    """
+    check_same_shape(weights=weights, factors=factors)
+    if (factors < 0).any():
+        raise ValueError(f"factors must be 0 or more, got {float(factors.min())}")
+    scaled = weights * factors
+    sums = torch.stack([weights.sum(), scaled.sum()])
+    before, after = sums if total is None else total(sums)
+    return scaled * (before / after) if after > 0 else scaled
 
 
 def _equal(groups: Segments, number: Tensor | None) -> Tensor:

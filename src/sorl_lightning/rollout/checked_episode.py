@@ -46,11 +46,16 @@ async def opened(episode: Environment, task: Task) -> list[Message]:
         raise ContractError(f"reset of {task.id!r} raised {error!r}") from error
     require(bool(messages or task.prompt), f"{task.id!r} opens with no message at all")
     for message in messages:
-        valid = (
-            isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)
+        require(
+            is_message(message),
+            f"reset must return messages with a role ({', '.join(ROLES)}) and a content, got {message!r}",
         )
-        require(valid, f"reset must return messages with a role ({', '.join(ROLES)}) and a content, got {message!r}")
     return messages
+
+
+def is_message(message: object) -> bool:
+    """Whether it has a known role, and text."""
+    return isinstance(message, Mapping) and message.get("role") in ROLES and isinstance(message.get("content"), str)
 
 
 async def stepped(episode: Environment, text: str, after_end: bool = False) -> Step:
@@ -67,7 +72,9 @@ async def stepped(episode: Environment, text: str, after_end: bool = False) -> S
         isinstance(answer, tuple) and len(answer) == 5, f"step must return a Step or a tuple of five, got {answer!r}"
     )
     step = Step(*answer)
-    require(isinstance(step.observation, str), f"an observation must be a string, got {step.observation!r}")
+    said = step.observation
+    messages = isinstance(said, Sequence) and all(is_message(message) for message in said)
+    require(isinstance(said, str) or messages, f"an observation must be a string or messages, got {said!r}")
     number = isinstance(step.reward, (int, float)) and not isinstance(step.reward, bool)
     require(number and math.isfinite(step.reward), f"a reward must be a finite number, got {step.reward!r}")
     flags = isinstance(step.terminated, bool) and isinstance(step.truncated, bool)

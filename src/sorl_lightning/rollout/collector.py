@@ -6,16 +6,18 @@ import asyncio
 import dataclasses
 import inspect
 import logging
+import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from sorl_lightning.control import TurnAuthor
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.chat import Chat
+from sorl_lightning.rollout.chat import Chat, Conversation
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
-from sorl_lightning.rollout.environment import Environment, Step, open_episode
-from sorl_lightning.types import Ending, Task, Trajectory, Turn
+from sorl_lightning.rollout.environment import Environment, Step, expert_of, observation_text, open_episode
+from sorl_lightning.types import Author, Completion, Ending, Task, Trajectory, Turn
 
 T = TypeVar("T")
 Reward = Callable[[Trajectory], float]
@@ -62,6 +64,14 @@ class Collection:
         return self
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Guests:
+    """Who plays turns beside the policy: the knob, and the engines of the authors that it may name."""
+
+    author: TurnAuthor
+    engines: Mapping[Author, RolloutEngine]
+
+
 class EnvironmentFailure(Exception):
     """An environment raised; the trajectory is tried again with a fresh one."""
 
@@ -74,7 +84,8 @@ class _Episode:
     task: Task
     seed: int
     environment: Environment
-    prompt_ids: tuple[int, ...]
+    conversation: Conversation
+    expert_turns: int = 0
     turns: list[Turn] = field(default_factory=list)
     step: Step = field(default_factory=lambda: Step("", 0.0, False))
 
@@ -90,6 +101,7 @@ class Collector:
         group_size: siblings a task.
         retries: fresh environments tried after a failure, for each trajectory.
         reward: replaces the sum of turn rewards as the trajectory's reward.
+        guests: who plays turns beside the policy; None: nobody.
     """
 
     def __init__(
@@ -101,6 +113,7 @@ class Collector:
         group_size: int = 1,
         retries: int = 2,
         reward: Reward | None = None,
+        guests: Guests | None = None,
     ) -> None:
         self.environment = environment
         self.engine = engine
@@ -109,6 +122,7 @@ class Collector:
         self.group_size = group_size
         self.retries = retries
         self.reward = reward
+        self.guests = guests
 
     async def collect(
         self,
@@ -191,14 +205,37 @@ class Collector:
             opening = await self._ask(task, environment.reset, task)
         except EnvironmentFailure as error:
             return error
-        prompt_ids = self.chat.opening([*task.prompt, *opening])
+        conversation = self.chat.open([*task.prompt, *opening])
+        prompt_ids = conversation.prompt_ids
         if len(prompt_ids) >= self.sampling.context_limit:
             raise ConfigurationError(
                 f"the first prompt of task {task.id!r} has {len(prompt_ids)} tokens, which leaves no room in "
                 f"context_limit={self.sampling.context_limit}; raise it or leave the task out"
             )
-        own_seed = derive_seed(seed, key.task, key.sibling, attempt)
-        return _Episode(key=key, task=task, seed=own_seed, environment=environment, prompt_ids=prompt_ids)
+        episode = _Episode(
+            key=key,
+            task=task,
+            seed=derive_seed(seed, key.task, key.sibling, attempt),
+            environment=environment,
+            conversation=conversation,
+        )
+        if self.guests is not None and self.guests.author.expert_prefix is not None:
+            try:
+                episode.expert_turns = self.guests.author.expert_prefix(await self._expert_turns(task))
+            except EnvironmentFailure as error:
+                return error
+        return episode
+
+    async def _expert_turns(self, task: Task) -> int:
+        """Turns of the expert's own way through ``task``, played ahead in an episode of its own."""
+        environment = open_episode(self.environment)
+        await self._ask(task, environment.reset, task)
+        for turns in range(self.sampling.context_limit):  # each turn costs a token at least
+            action = await self._ask(task, expert_of(environment).expert_action)
+            step = Step(*await self._ask(task, environment.step, action))
+            if step.terminated or step.truncated:
+                return turns + 1
+        return self.sampling.context_limit
 
     async def _advance(self, episode: _Episode, max_turns: int) -> Trajectory:
         ending: Ending | None = None
@@ -209,31 +246,56 @@ class Collector:
 
     async def _turn(self, episode: _Episode) -> None:
         start = time.perf_counter()
-        completion = await self.engine.generate(
+        prompt_ids = episode.conversation.prompt_ids
+        author = self._author(episode)
+        completion = await self._generate(
+            author,
             GenerationRequest(
                 trajectory=episode.key,
-                prompt_ids=episode.prompt_ids,
-                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(episode.prompt_ids)),
+                prompt_ids=prompt_ids,
+                max_tokens=min(self.sampling.max_tokens, self.sampling.context_limit - len(prompt_ids)),
                 stop_token_ids=self.chat.stop_token_ids,
                 temperature=self.sampling.temperature,
                 seed=derive_seed(episode.seed, len(episode.turns)),
                 environment=episode.environment,
-            )
+            ),
         )
         text = self.chat.text(completion.token_ids)
         episode.step = step = Step(*await self._ask(episode.task, episode.environment.step, text))
         turn = Turn(
             index=len(episode.turns),
-            prompt_ids=episode.prompt_ids,
+            prompt_ids=prompt_ids,
             completion=completion,
             text=text,
-            observation=step.observation or None,
+            observation=observation_text(step.observation) or None,
             reward=float(step.reward),
             seconds=time.perf_counter() - start,
+            author=author,
         )
         episode.turns.append(turn)
-        ids = completion.token_ids
-        episode.prompt_ids = (*episode.prompt_ids, *ids, *self.chat.continuation(ids, step.observation))
+        if not (step.terminated or step.truncated):
+            episode.conversation.extend(completion.token_ids, step.observation)
+
+    def _author(self, episode: _Episode) -> Author:
+        if self.guests is None:
+            return "policy"
+        turn = len(episode.turns)
+        if turn < episode.expert_turns:
+            return "expert"
+        chance = random.Random(derive_seed(episode.seed, "author", turn)).random()
+        return "teacher" if chance < self.guests.author.teacher_probability else "policy"
+
+    async def _generate(self, author: Author, request: GenerationRequest) -> Completion:
+        if self.guests is None or author == "policy":
+            return await self.engine.generate(request)
+        guest = self.guests.engines[author]
+        self.engine.release(request.trajectory)  # an engine that decodes in rounds would wait for it
+        guest.open(request.trajectory)
+        try:
+            return await guest.generate(request)
+        finally:
+            guest.release(request.trajectory)
+            self.engine.open(request.trajectory)
 
     def _ending(self, episode: _Episode, max_turns: int) -> Ending | None:
         """How the episode ended, None while it goes on. A finished one is done whatever its length."""
@@ -241,7 +303,7 @@ class Collector:
             return Ending.DONE
         if episode.step.truncated or len(episode.turns) >= max_turns:
             return Ending.TURN_LIMIT
-        return Ending.CONTEXT_LIMIT if len(episode.prompt_ids) >= self.sampling.context_limit else None
+        return Ending.CONTEXT_LIMIT if len(episode.conversation.prompt_ids) >= self.sampling.context_limit else None
 
     def _finish(self, episode: _Episode, ending: Ending, max_turns: int) -> Trajectory:
         info = dict(episode.step.info)

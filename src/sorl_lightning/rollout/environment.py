@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.interfaces import Interface
 from sorl_lightning.types import Message, Task
 
@@ -15,7 +16,8 @@ class Step(NamedTuple):
     """What an environment answers to one action; a plain tuple of the same five is as good.
 
     Attributes:
-        observation: what the policy reads next; "" once the episode is over.
+        observation: what the policy reads next, as text or, where a turn is answered by several messages (one for each
+            tool that it called), as messages; "" once the episode is over.
         reward: reward of this action.
         terminated: the task is over: solved or lost.
         truncated: the environment's own limit cut the episode short.
@@ -23,11 +25,16 @@ class Step(NamedTuple):
             over trajectories and logged, as it stood at the last step.
     """
 
-    observation: str
+    observation: str | Sequence[Message]
     reward: float
     terminated: bool
     truncated: bool = False
     info: Mapping[str, Any] = {}
+
+
+def observation_text(observation: str | Sequence[Message]) -> str:
+    """What an observation says, its messages a line each."""
+    return observation if isinstance(observation, str) else "\n".join(message["content"] for message in observation)
 
 
 class Environment(Interface):
@@ -83,6 +90,18 @@ class HasClose(Protocol):
     def close(self) -> Awaitable[None] | None:
         """Release it. Called on the prototype once, at the end of the run or on an exception."""
         ...
+
+
+def expert_of(environment: Environment) -> HasExpert:
+    """``environment`` as one that knows a good action.
+
+    Raises:
+        ConfigurationError: it knows none.
+    """
+    if not isinstance(environment, HasExpert):
+        name = type(environment).__name__
+        raise ConfigurationError(f"an expert needs an environment with expert_action, and {name} has none")
+    return environment
 
 
 def open_episode(environment: Environment) -> Environment:

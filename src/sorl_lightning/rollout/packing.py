@@ -23,6 +23,7 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     rewards: list[float] = field(default_factory=list)
+    by_teacher: list[bool] = field(default_factory=list)
 
     def add_context(self, ids: Sequence[int]) -> None:
         self.input_ids.extend(ids)
@@ -30,15 +31,20 @@ class _Row:
         self.logprobs.extend([0.0] * len(ids))
         self.versions.extend([-1] * len(ids))
         self.rewards.extend([0.0] * len(ids))
+        self.by_teacher.extend([False] * len(ids))
 
     def add_turn(self, turn: Turn, reward: float) -> None:
         self.add_context(turn.prompt_ids[len(self.input_ids) :])
         completion = turn.completion
+        if turn.author == "expert":  # replayed for the policy to go on from
+            self.add_context(completion.token_ids)
+            return
         self.input_ids.extend(completion.token_ids)
         self.turn.extend([turn.index] * len(completion.token_ids))
         self.logprobs.extend(completion.logprobs)
         self.versions.extend(completion.policy_version)
         self.rewards.extend([0.0] * len(completion.token_ids))
+        self.by_teacher.extend([turn.author == "teacher"] * len(completion.token_ids))
         if completion.token_ids:
             self.rewards[-1] = reward
 
@@ -68,6 +74,7 @@ def pack(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         return padding_batch()
     turn = _padded([row.turn for row in rows], -1, torch.long)
     zeros = torch.zeros(turn.shape)
+    guided = any(any(row.by_teacher) for row in rows)
     return RolloutBatch(
         input_ids=_padded([row.input_ids for row in rows], 0, torch.long),
         position_ids=torch.arange(turn.shape[1]).expand(turn.shape),
@@ -79,6 +86,7 @@ def pack(trajectories: Sequence[Trajectory]) -> RolloutBatch:
         advantages=zeros,
         trajectory_weights=zeros,
         turn_weights=zeros,
+        by_teacher=_padded([row.by_teacher for row in rows], False, torch.bool) if guided else None,
     )
 
 
@@ -114,9 +122,9 @@ def lengths(rows: RolloutBatch) -> Tensor:
 def select(rows: RolloutBatch, index: Tensor) -> RolloutBatch:
     """Rows ``index``, cut to the longest of them."""
     if len(index) == 0:
-        blank = padding_batch()
-        optional = ("reference_logprobs", "values", "returns")
-        return blank.replace(**{name: torch.zeros(1, 2) for name in optional if getattr(rows, name) is not None})
+        zeros = rows.map(lambda tensor: tensor.new_zeros(1, 2, *tensor.shape[2:]))
+        optional = [f.name for f in dataclasses.fields(rows) if f.default is None]
+        return padding_batch().replace(**{name: getattr(zeros, name) for name in optional})
     width = max(2, int(lengths(rows)[index].max()))
     return rows.map(lambda tensor: tensor[index, :width])
 

@@ -12,7 +12,7 @@ from sorl_lightning.types import Completion, Ending, RolloutBatch, Task, Traject
 if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
-FINITE = {"allow_nan": False, "allow_infinity": False, "width": 32}
+FINITE: dict[str, Any] = {"allow_nan": False, "width": 32}
 
 
 def trajectories(

@@ -9,7 +9,7 @@ from sorl_lightning.errors import ConfigurationError, RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest
 from sorl_lightning.rollout.engines.actions import ActionEngine
 from sorl_lightning.rollout.engines.random import admissible_actions
-from sorl_lightning.rollout.environment import HasExpert
+from sorl_lightning.rollout.environment import expert_of
 
 
 class ExpertEngine(ActionEngine):
@@ -30,11 +30,9 @@ class ExpertEngine(ActionEngine):
 
     def choose(self, request: GenerationRequest) -> tuple[str, float]:
         """The action, and the log-probability of choosing it either way."""
-        if not isinstance(request.environment, HasExpert):
-            name = type(request.environment).__name__
-            raise ConfigurationError(f"ExpertEngine needs an environment with expert_action, and {name} has none")
+        environment = expert_of(request.environment)
         try:
-            expert = request.environment.expert_action()
+            expert = environment.expert_action()
         except LookupError as error:
             raise RolloutError(f"the expert has no action in trajectory {request.trajectory}: {error}") from error
         if self.mistakes == 0:

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from sorl_lightning.adapters import has_adapters
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.sharding import is_sharded
 
@@ -18,7 +19,8 @@ from sorl_lightning.sharding import is_sharded
 def eval_copy(policy: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """A copy of ``policy`` in eval mode, without gradients. The policy and the global generator are left alone.
 
-    A sharded or not yet materialised policy is built again from its configuration; its weights have yet to come.
+    A sharded or not yet materialised policy, and one with adapters, whose weights come merged, is built again from its
+    configuration; its weights have yet to come.
 
     Args:
         policy: any causal language model whose layers all attend to their whole past.
@@ -28,7 +30,7 @@ def eval_copy(policy: PreTrainedModel, dtype: torch.dtype | None = None) -> PreT
         ConfigurationError: a layer does not attend to its whole past.
     """
     check_attention(policy)
-    elsewhere = is_sharded(policy) or policy.device.type == "meta"
+    elsewhere = is_sharded(policy) or policy.device.type == "meta" or has_adapters(policy)
     model = from_configuration(policy) if elsewhere else copy.deepcopy(policy)
     dtype = dtype or policy.dtype
     for parameter in model.parameters():

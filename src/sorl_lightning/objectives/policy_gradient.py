@@ -1,9 +1,8 @@
-"""What a policy is trained for: hyper-parameters beside the pure functions of ``functional``."""
+"""Clipped policy gradients."""
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,37 +14,8 @@ from sorl_lightning.functional.advantages import group_advantages, leave_one_out
 from sorl_lightning.functional.divergences import sampled_divergence
 from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted_sum
 from sorl_lightning.functional.ratios import importance_ratio
-from sorl_lightning.interfaces import Interface
+from sorl_lightning.objectives.objective import Metrics, Objective
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
-
-Metrics = Mapping[str, Tensor]
-
-
-class Objective(Interface):
-    """A loss on generated tokens."""
-
-    @property
-    @abstractmethod
-    def needs_reference(self) -> bool:
-        """Whether ``reference_logprobs`` must be filled in."""
-        ...
-
-    @abstractmethod
-    def check(self, group_size: int) -> None:
-        """Refuse settings that cannot work with so many siblings a task."""
-        ...
-
-    @abstractmethod
-    def advantages(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """Advantage of each trajectory, float [N]."""
-        ...
-
-    @abstractmethod
-    def terms(
-        self, batch: RolloutBatch, logprobs: Tensor, entropy: Tensor, weights: Tensor
-    ) -> tuple[LossTerms, Metrics]:
-        """Loss terms under ``weights``, and numbers to log: a value for each token, [B, T]."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,32 +112,3 @@ class PolicyGradient(Objective):
         if self.entropy_coefficient:
             parts.append(-self.entropy_coefficient * weighted_sum(entropy, weights))
         return (sum(parts[1:], parts[0]) if parts else None), metrics
-
-
-@dataclass(frozen=True, kw_only=True)
-class Imitation(Objective):
-    """Cross-entropy on the tokens of an expert's turns: the warm start. Roll out with an ExpertEngine."""
-
-    @property
-    def needs_reference(self) -> bool:
-        """Never."""
-        return False
-
-    def check(self, group_size: int) -> None:
-        """An expert's siblings are copies of one another.
-
-        Raises:
-            ConfigurationError: more than one sibling a task.
-        """
-        if group_size != 1:
-            raise ConfigurationError(f"objective Imitation trains one path a task: data.group_size=1, got {group_size}")
-
-    def advantages(self, trajectories: Sequence[Trajectory]) -> Tensor:
-        """All ones: every path counts alike."""
-        return torch.ones(len(trajectories))
-
-    def terms(
-        self, batch: RolloutBatch, logprobs: Tensor, entropy: Tensor, weights: Tensor
-    ) -> tuple[LossTerms, Metrics]:
-        """Mean negative log-likelihood under ``weights``, nats per token."""
-        return LossTerms(policy=weighted_sum(-logprobs, weights)), {"nll": -logprobs.detach()}

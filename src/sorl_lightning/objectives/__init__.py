@@ -1,0 +1,8 @@
+"""What a policy is trained for: hyper-parameters beside the pure functions of ``functional``."""
+
+from sorl_lightning.objectives.distillation import Distillation
+from sorl_lightning.objectives.imitation import Imitation
+from sorl_lightning.objectives.objective import Metrics, Objective, TeacherObjective
+from sorl_lightning.objectives.policy_gradient import PolicyGradient
+
+__all__ = ["Distillation", "Imitation", "Metrics", "Objective", "PolicyGradient", "TeacherObjective"]

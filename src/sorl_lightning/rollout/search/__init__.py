@@ -1,0 +1,1 @@
+"""Multi-hop question answering: question files, corpora, retrievers, scores, and the packaged default."""

@@ -1,0 +1,111 @@
+"""Student and teacher over the same tokens: in a training step, and when rows are collected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.functional.chunked_topk import chunked_topk
+from sorl_lightning.functional.divergences import topk_entropy
+from sorl_lightning.functional.logprobs import token_logprobs
+from sorl_lightning.functional.turn_factors import top_overlap
+from sorl_lightning.functional.turns import fill
+from sorl_lightning.models import PolicyNetwork, Readout, predicted
+from sorl_lightning.objectives import Objective, TeacherObjective
+from sorl_lightning.rollout.packing import lengths, select
+from sorl_lightning.teachers import FullTeacher, Teacher
+from sorl_lightning.types import Comparison, RolloutBatch, TokenSignals
+
+ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
+OVERLAP = 16  # tokens whose overlap says how far student and teacher have drifted apart
+
+
+def check_teacher(objective: Objective, teacher: Teacher | None) -> None:
+    """Refuse an objective without the teacher that it needs, and the other way round.
+
+    Raises:
+        ConfigurationError: names what is missing, or what the teacher can give.
+    """
+    name = type(objective).__name__
+    if not isinstance(objective, TeacherObjective):
+        if teacher is not None:
+            raise ConfigurationError(f"model.teacher is set, and objective {name} never asks one: leave it out")
+    elif teacher is None:
+        raise ConfigurationError(f"objective {name} needs a teacher: set model.teacher")
+    elif objective.recorded_top_k is None and not isinstance(teacher, FullTeacher):
+        raise ConfigurationError(
+            f"objective {objective} needs the teacher's whole distribution; {type(teacher).__name__} returns the "
+            "log-probabilities of its top K and of the sampled token: take a topk_ divergence, k1 or k2"
+        )
+
+
+def recorded(objective: Objective, teacher: Teacher | None, rows: RolloutBatch, temperature: float) -> RolloutBatch:
+    """Rows with the teacher's scores, where the objective reads recorded ones."""
+    if not isinstance(objective, TeacherObjective) or objective.recorded_top_k is None:
+        return rows
+    assert teacher is not None
+    return rows.replace(teacher=teacher.score(rows, objective.recorded_top_k, objective.tempered(temperature)))
+
+
+def forward(
+    policy: PolicyNetwork, objective: Objective, teacher: Teacher | None, batch: RolloutBatch, temperature: float
+) -> tuple[Tensor, Tensor, RolloutBatch]:
+    """Log-probabilities and entropies of the policy, and the batch with its comparison to the teacher, if any."""
+    inputs = (batch.input_ids, batch.position_ids, batch.generated, temperature)
+    if not isinstance(objective, TeacherObjective):
+        logprobs, entropy = policy(*inputs)
+        return logprobs, entropy, batch
+    readout = None
+    if objective.recorded_top_k is None:
+        assert isinstance(teacher, FullTeacher)
+        readout = teacher.readout(batch)
+    logprobs, entropy, divergence = policy(*inputs, objective.compare(batch, readout, temperature))
+    teacher_entropy = _teacher_entropy(batch, readout, objective.tempered(temperature)).to(divergence.dtype)
+    return logprobs, entropy, batch.replace(
+        comparison=Comparison(divergence=divergence, teacher_entropy=teacher_entropy)
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def _teacher_entropy(batch: RolloutBatch, readout: Readout | None, temperature: float) -> Tensor:
+    mask = predicted(batch.generated)
+    if readout is not None:
+        return fill(mask, token_logprobs(*readout, batch.input_ids[mask], temperature)[1])
+    assert batch.teacher is not None
+    return fill(mask, topk_entropy(batch.teacher.logprobs[mask]))
+
+
+@torch.no_grad()
+def token_signals(
+    policy: PolicyNetwork, objective: Objective, teacher: Teacher | None, rows: RolloutBatch, temperature: float
+) -> TokenSignals:
+    """What a weighting of turns may look at, under the present weights of the policy; on the CPU.
+
+    Raises:
+        ConfigurationError: the objective has no teacher.
+    """
+    if teacher is None:
+        raise ConfigurationError(f"a weighting of turns needs a teacher, and {type(objective).__name__} has none")
+    found = torch.zeros(4, *rows.turn.shape)
+    for index, part in parts(rows, policy.model.device):
+        _, entropy, compared = forward(policy, objective, teacher, part, temperature)
+        assert compared.comparison is not None
+        mask = predicted(part.generated)
+        own = policy.readout(part.input_ids, part.position_ids, part.generated)
+        mine, _, _ = chunked_topk(*own, part.input_ids[mask], OVERLAP, temperature)
+        scores = teacher.score(part, OVERLAP, temperature)
+        overlap = fill(mask, top_overlap(mine, scores.ids.to(mask.device)[mask]))
+        confidence = fill(mask, scores.logprobs.to(mask.device)[mask].amax(-1).exp())
+        values = (compared.comparison.divergence, entropy, confidence, overlap)
+        found[:, index, : mask.shape[1]] = torch.stack([value.float().cpu() for value in values])
+    names = ("divergence", "student_entropy", "teacher_confidence", "overlap")
+    return TokenSignals(turn=rows.turn, trajectory=rows.trajectory, **dict(zip(names, found, strict=True)))
+
+
+def parts(rows: RolloutBatch, device: torch.device) -> Iterator[tuple[Tensor, RolloutBatch]]:
+    """A few rows of like length at a time, on ``device``, and their numbers."""
+    for index in torch.argsort(lengths(rows)).split(ROWS_AT_ONCE):
+        yield index, select(rows, index).to(device)

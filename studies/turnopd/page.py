@@ -1,0 +1,148 @@
+"""From raw files to docs/results/turnopd.md."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from studies.turnopd.arms import ARMS, PHASES
+
+Run = dict[str, Any]
+PAPER = """| task, student | vanilla OPD: least-time / same-step / hours | TCOD-F2B | TurnOPD |
+|---|---|---|---|
+| ALFWorld 1.7B | 73.52 / 83.00 / 4.42 | 80.06 / 80.06 / 1.87 | 85.60 / 86.29 / 1.93 (2.29x faster) |
+| ALFWorld 4B | 90.79 / 91.81 / 2.86 | 86.50 / 86.50 / 1.89 | 91.73 / 92.21 / 2.16 (1.33x) |
+| Search 2B | 45.77 / 47.82 / 4.45 | 45.64 / 47.77 / 3.80 | 47.24 / 47.24 / 2.94 (1.51x) |
+| WebShop 1.7B | 76.98 / 81.65 / 1.57 | 80.45 / 81.66 / 1.33 | 82.80 / 82.80 / 1.24 (1.26x) |
+
+Its ablation on ALFWorld 1.7B (same-step / hours): vanilla 83.0 / 4.42, depth only 82.8 / 1.96, blend only 85.1 / 2.59,
+both 86.3 / 1.93, hard turn normalisation 85.0."""
+
+
+def spent(evaluation: dict[str, float]) -> float:
+    """Processor seconds of training up to an evaluation; validation itself does not count."""
+    return sum(evaluation[f"cpu_{phase}"] for phase in PHASES if phase != "validation")
+
+
+def training_seconds(run: Run) -> float:
+    return sum(run["cpu"][phase] for phase in PHASES if phase != "validation")
+
+
+def accuracy(run: Run, until: float = float("inf")) -> float:
+    """Mean of the last four evaluations made within ``until`` processor seconds of training."""
+    made = [evaluation["success"] for evaluation in run["evaluations"] if spent(evaluation) <= until]
+    return statistics.mean(made[-4:]) if made else 0.0
+
+
+def time_to(run: Run, goal: float) -> float | None:
+    """Processor seconds after which the mean of the last four evaluations reaches ``goal``; None: never."""
+    for number, evaluation in enumerate(run["evaluations"]):
+        if number >= 3 and statistics.mean(e["success"] for e in run["evaluations"][number - 3 : number + 1]) >= goal:
+            return spent(evaluation)
+    return None
+
+
+def spread(values: list[float], digits: int = 1, scale: float = 1.0) -> str:
+    """Mean and standard deviation over seeds."""
+    if not values:
+        return "-"
+    deviation = f" ± {scale * statistics.stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * statistics.mean(values):.{digits}f}{deviation}"
+
+
+def shares(run: Run) -> tuple[float, float]:
+    """Share of the first three turns, and of the deepest third of those reached, in the loss of the last ten collections."""
+    first, deepest = [], []
+    for collection in run["history"][-10:]:
+        share = collection["loss_share"]
+        first.append(sum(share[:3]))
+        deepest.append(sum(share[-(len(share) // 3) :]) if len(share) >= 3 else 0.0)
+    return statistics.mean(first), statistics.mean(deepest)
+
+
+def load(results: Path) -> dict[str, dict[int, Run]]:
+    """Finished runs by arm and seed."""
+    runs: dict[str, dict[int, Run]] = defaultdict(dict)
+    for path in sorted(results.glob("*-*.json")):
+        run = json.loads(path.read_text())
+        runs[run["arm"]][run["seed"]] = run
+    return runs
+
+
+def main_table(runs: dict[str, dict[int, Run]]) -> list[str]:
+    vanilla = runs.get("vanilla", {})
+    least = {seed: min(training_seconds(runs[a][seed]) for a in runs if seed in runs[a]) for seed in vanilla}
+    lines = [
+        "| arm | seeds | least-time accuracy, % | same-step accuracy, % | training, cpu s | time to vanilla's final accuracy / vanilla's time, by seed |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arm in ARMS:
+        found = {seed: run for seed, run in runs.get(arm, {}).items() if seed in vanilla}
+        if not found:
+            continue
+        ratios = []
+        for seed, run in found.items():
+            reached = time_to(run, accuracy(vanilla[seed]))
+            ratios.append("never" if reached is None else f"{reached / training_seconds(vanilla[seed]):.2f}")
+        lines.append(
+            f"| {arm} | {len(found)} | {spread([accuracy(r, least[s]) for s, r in found.items()], scale=100)} | "
+            f"{spread([accuracy(r) for r in found.values()], scale=100)} | "
+            f"{spread([training_seconds(r) for r in found.values()])} | {', '.join(ratios)} |"
+        )
+    return lines
+
+
+def detail_tables(runs: dict[str, dict[int, Run]]) -> list[str]:
+    lines = [
+        "| arm | " + " | ".join(f"{phase}, cpu s" for phase in PHASES) + " | wall s |",
+        "|---" * (len(PHASES) + 2) + "|",
+    ]
+    for arm in ARMS:
+        if found := list(runs.get(arm, {}).values()):
+            cells = [spread([run["cpu"][phase] for run in found]) for phase in PHASES]
+            lines.append(f"| {arm} | {' | '.join(cells)} | {spread([sum(run['wall'].values()) for run in found], 0)} |")
+    lines += [
+        "",
+        "| arm | first three turns' loss share, % | deepest third's, % | turn limit after 25 / 50 / 75 / 100 % |",
+        "|---|---|---|---|",
+    ]
+    for arm in ARMS:
+        if found := list(runs.get(arm, {}).values()):
+            pairs = [shares(run) for run in found]
+            depths = []
+            for quarter in (1, 2, 3, 4):
+                limits = [run["history"][len(run["history"]) * quarter // 4 - 1]["turn_limit"] for run in found]
+                depths.append(spread([float(limit) for limit in limits], 0))
+            cells = [spread([pair[side] for pair in pairs], scale=100) for side in (0, 1)]
+            lines.append(f"| {arm} | {cells[0]} | {cells[1]} | {' / '.join(depths)} |")
+    return lines
+
+
+def write(results: Path, page: Path) -> None:
+    """Write the page from what has finished."""
+    runs, models = load(results), json.loads((results / "models.json").read_text())
+    some = next(iter(runs["vanilla"].values()))
+    reading = results / "reading.md"
+    world = (
+        f"World: `coin` of TextWorldExpress, four rooms, at most 16 turns; {some['collections']} collections of 32 "
+        f"trajectories, one update each, AdamW at 1e-3, reverse KL over the full vocabulary; accuracy is sampled success "
+        f"at temperature .85 on {some['evaluation_tasks']} held-out tasks, mean of the last four evaluations; time is "
+        "processor time of the training process (the game's JVM not counted), without validation. Spreads are standard "
+        "deviations over seeds.\n"
+    )
+    people = [
+        f"| {name} | {figures['recipe']} | {figures['success']['0']:.1%} | {figures['success']['3']:.1%} |"
+        for name, figures in models.items()
+    ]
+    page.parent.mkdir(parents=True, exist_ok=True)
+    page.write_text("\n".join([
+        "# TurnOPD at the size of one machine", "", "`python -m studies.turnopd` makes this page from the raw files in "
+        "`studies/results/turnopd/`, one a run.", "", world,
+        "| model | recipe | sampled success on test tasks | after 3 random actions |", "|---|---|---|---|", *people, "",
+        "## Accuracy and time", "", *main_table(runs), "", "## The paper's own table", "", PAPER, "",
+        "## Time by phase, loss by turn, depth", "", *detail_tables(runs), "",
+        *(["## Reading", "", reading.read_text().strip(), ""] if reading.exists() else []),
+    ]))  # fmt: skip
