@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 GRACE = 5.0  # seconds that a server gets to end by itself
 
@@ -36,9 +37,26 @@ def end_with_starter() -> None:
     """Wait for the end of standard input, then end the process group: first by request, then by force."""
     while os.read(sys.stdin.fileno(), 1024):
         pass
+    segments = shared_memory(os.getsid(0))
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(GRACE)
+    for segment in segments:
+        segment.unlink(missing_ok=True)
     os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def shared_memory(session: int) -> set[Path]:
+    """Files under /dev/shm that the processes of a session have mapped: force leaves them behind."""
+    found = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.getsid(int(entry.name)) == session:
+                lines = (entry / "maps").read_text().splitlines()
+                parts = (line.partition("/dev/shm/") for line in lines)
+                found |= {Path("/dev/shm/" + name) for _, mark, name in parts if mark}
+        except OSError:
+            continue  # it has just ended
+    return {path for path in found if not path.name.endswith("(deleted)")}
 
 
 def main() -> None:
