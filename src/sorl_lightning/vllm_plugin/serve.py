@@ -6,12 +6,14 @@ whatever reason, the server's whole process group ends: a killed trainer leaves 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 GRACE = 5.0  # seconds that a server gets to end by itself
 
@@ -33,12 +35,46 @@ def name_the_distribution() -> None:
 
 
 def end_with_starter() -> None:
-    """Wait for the end of standard input, then end the process group: first by request, then by force."""
+    """Wait for the end of standard input, then end the session: first by request, then by force.
+
+    The force is a process outside the session: the server may end by itself and leave its engine running.
+    """
     while os.read(sys.stdin.fileno(), 1024):
         pass
+    session = os.getsid(0)
+    segments = shared_memory(session)
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(GRACE)
+        for pid in members(session):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for segment in segments:
+            segment.unlink(missing_ok=True)
+        os._exit(0)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def members(session: int) -> list[int]:
+    """Processes of a session."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has just ended
+            if os.getsid(int(entry.name)) == session:
+                found.append(int(entry.name))
+    return found
+
+
+def shared_memory(session: int) -> set[Path]:
+    """Files under /dev/shm that the processes of a session have mapped: force leaves them behind."""
+    found = set()
+    for pid in members(session):
+        with contextlib.suppress(OSError):
+            for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+                _, mark, name = line.partition("/dev/shm/")
+                if mark and not name.endswith("(deleted)"):
+                    found.add(Path("/dev/shm") / name)
+    return found
 
 
 def main() -> None:
