@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -83,6 +84,30 @@ def test_the_warm_start_lands_where_the_quickstart_looks(parse) -> None:
     worlds = [config["data"]["environment"]["init_args"] for config in (quickstart, imitation)]
     for key in ("game", "parameters", "split_by", "show_admissible"):
         assert worlds[0].get(key) == worlds[1].get(key)
+
+
+def world(config: dict) -> tuple:
+    """What must be the same where a model is made and where it is used."""
+    environment = config["data"]["environment"]
+    settings = environment.get("init_args", {})
+    return (
+        environment["class_path"],
+        *(settings.get(key) for key in ("game", "parameters", "split_by", "action_tags")),
+    )
+
+
+RUNS = {path.stem: yaml.safe_load(path.read_text()) for path in CONFIGS}
+MADE = {run["hf_export"]["folder"]: run for run in RUNS.values() if "hf_export" in run}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS)
+def test_models_come_from_runs_in_the_same_world(run: dict) -> None:
+    used = set(re.findall(r"runs/[\w/]+", yaml.safe_dump({key: run.get(key) for key in ("model", "warm_start")})))
+    for folder in used:
+        assert folder in MADE
+        assert world(MADE[folder]) == world(run)
+    if (start := run.get("warm_start")) is not None:
+        assert RUNS[start["config"].removeprefix("sorl:")]["hf_export"]["folder"] == start["folder"]
 
 
 @pytest.mark.parametrize("path", [path for path in CONFIGS if "opd" in path.stem], ids=name)

@@ -149,4 +149,9 @@ def test_settings_that_cannot_work(tmp_path, settings, message) -> None:
 
 
 def test_scripted_rollouts_train_adapters_too(fit, tmp_path) -> None:
-    fit(agent(policy=adapted(tmp_path, target_modules=["q_proj"])), data(ScriptedEngine(), micro_batches=5))
+    source = adapted(tmp_path, target_modules=["q_proj"])
+    before = dict(source.load()[0].named_parameters())
+    module = fit(agent(policy=source), data(ScriptedEngine(), micro_batches=5))
+    moved = {name for name, now in module.policy_model.named_parameters() if not torch.equal(now, before[name])}
+    assert moved
+    assert all("lora_" in name for name in moved)

@@ -17,7 +17,7 @@ from studies.stability.page import write_page
 from studies.stability.run import FULL, QUICK, run
 
 ROOT = Path(__file__).parents[2]
-WARM_START = Path("runs/quickstart_imitation/policy")
+WARM_START = Path("runs/coin_imitation/policy")
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
     page = results / "stability.md" if arguments.quick else ROOT / "docs/results/stability.md"
     if not arguments.page:
         if not WARM_START.exists():
-            sorl(["fit", "--config", "sorl:quickstart_imitation", "--trainer.enable_progress_bar", "false"])
+            sorl(["fit", "--config", "sorl:coin_imitation", "--trainer.enable_progress_bar", "false"])
         for seed in range(seeds):  # a seed at a time, so that an unfinished study has all cells
             for cell in CELLS:
                 start = time.perf_counter()

@@ -18,7 +18,7 @@ HEAD = """# Stability under off-policy updates
 `python -m studies.stability` trains every cell below and writes this page; `--quick` is the same in minutes. A run is one process; its raw
 curves are a file of `studies/results/stability/`, with the command that made them. What has a file is not run again.
 
-**Regime.** The quickstart's coin game and warm start, eight *fixed* tasks, 8 siblings each, 16 updates a collection (4 mini-batches x 4 passes),
+**Regime.** The coin game from the warm start `configs/coin_imitation.yaml`, eight *fixed* tasks, 8 siblings each, 16 updates a collection (4 mini-batches x 4 passes),
 AdamW at learning rate 3e-3, clip range 0.2 (GSPO: its own), gradient norms clipped at 1, no KL: `studies/stability/base.yaml`. It was chosen because a
 throwaway prototype collapsed at this learning rate and number of updates with the token ratio; learning rate and clip range were not tuned
 for any cell. The smaller step is a third of the learning rate. PPO's critic has a backbone of its own and the same learning rate.
