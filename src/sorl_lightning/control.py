@@ -124,7 +124,7 @@ class HasTeacher(Protocol):
 
 @runtime_checkable
 class HasClipBias(Protocol):
-    """Owner of the loss terms of the micro-batch in flight: the module."""
+    """Owner of the loss terms of the micro-batch in flight that reach the policy's parameters: the module."""
 
     loss_terms: LossTerms | None
 

@@ -118,11 +118,6 @@ class AgentModule(L.LightningModule):
             source = self.critic.source or self.source
             self.value_network = ValueNetwork(source.load()[0]) if own else ValueHead(model)
         if self.device_mesh is not None:
-            if self.critic is not None:
-                raise ConfigurationError(
-                    "model.critic does not train under FSDP2 yet: use trainer.strategy ddp or one process, or an "
-                    "objective.advantage that needs no critic"
-                )
             plan: ShardingPlan = getattr(self.trainer.strategy, "sharding", ShardingPlan())
             critics = [] if self.value_network is None else [self.value_network]
             for network in (self.policy, *critics, *self._frozen.values()):
@@ -289,11 +284,17 @@ class AgentModule(L.LightningModule):
         self.token_figures = {"entropy": entropy.detach(), **metrics}
         self._account(batch, terms)
         self._record_turns(batch, batch_idx, entropy, weights)
-        # Nobody has a policy's gradient to act on while the critic warms up alone.
-        self.loss_terms = None if self._warming() else terms
+        self.loss_terms = self._of_the_policy(terms)
         loss = terms.value if self._warming() and terms.value is not None else terms.total
         # Lightning divides by the number of micro-batches and strategies by that of ranks; the weights have done so.
         return loss * self.trainer.accumulate_grad_batches * ranks.count()
+
+    def _of_the_policy(self, terms: LossTerms) -> LossTerms | None:
+        """The terms that reach the policy's parameters; None while the critic warms up alone."""
+        if self._warming():
+            return None
+        own = isinstance(self.value_network, ValueNetwork)
+        return dataclasses.replace(terms, value=None) if own else terms
 
     def _warming(self) -> bool:
         return self.critic is not None and self.trainer.current_epoch < self.critic.warmup

@@ -19,7 +19,9 @@ from doubles import Countdown
 from sorl_lightning import checkpoints, ranks
 from sorl_lightning.callbacks import BestCheckpoint, ClippingTriggeredNormalization
 from sorl_lightning.checkpoints import AtomicCheckpointIO
+from sorl_lightning.critic import Critic
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
+from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.strategies import FSDP2
 
 
@@ -86,8 +88,8 @@ class MortalIO(AtomicCheckpointIO):
 
 
 def live(folder: str, death: Death | None = None, processes: int = 1, sharded: bool = False, epochs: int = 10,
-         micro_batches: int = 2) -> dict[str, Any]:  # fmt: skip
-    """Train 10 collections, from the last checkpoint if there is one."""
+         micro_batches: int = 2, critic: Critic | None = None) -> dict[str, Any]:  # fmt: skip
+    """Train 10 collections, from the last checkpoint if there is one; SO-PPO with ``critic``, else SO-GRPO."""
     fate = Fate(death)
 
     class MortalAdamW(torch.optim.AdamW):
@@ -101,8 +103,9 @@ def live(folder: str, death: Death | None = None, processes: int = 1, sharded: b
         tasks_per_collection=4, group_size=2, max_turns=4, max_tokens=4, context_limit=128, mini_batches=2,
         passes=2, micro_batches=micro_batches, validation=Evaluation(n=1),
     )  # fmt: skip
+    objective = PolicyGradient(advantage="grpo" if critic is None else "gae")
     module = agent(
-        policy=TINY, optimizer=lambda parameters: MortalAdamW(parameters, lr=1e-2),
+        policy=TINY, objective=objective, critic=critic, optimizer=lambda parameters: MortalAdamW(parameters, lr=1e-2),
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97),
     )  # fmt: skip
     best = BestCheckpoint(dirpath=folder, monitor="val/return")

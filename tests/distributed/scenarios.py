@@ -25,7 +25,7 @@ from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import Loaded, SmallLlama
 from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
-from sorl_lightning.sharding import full_weights, whole
+from sorl_lightning.sharding import full_weights, gradient_norm, whole
 from sorl_lightning.strategies import FSDP2
 
 warnings.simplefilter("ignore")
@@ -55,11 +55,13 @@ class Recorder(L.Callback):
 
     def __init__(self) -> None:
         self.gradients: list[np.ndarray] = []
+        self.norms: list[float] = []
         self.figures: list[dict[str, float]] = []
         self.parameters: list[np.ndarray] = []
         self.tokens: list[int] = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.norms.append(float(gradient_norm(p.grad for p in pl_module.parameters())))
         whole_ones = [whole(p.grad).flatten() for p in pl_module.parameters()]
         self.gradients.append(torch.cat(whole_ones).numpy().copy())
 
@@ -71,19 +73,24 @@ class Recorder(L.Callback):
 
 
 class Norms(ClippingTriggeredNormalization):
-    """Keeps ||C|| of each update as the float64 that it was."""
+    """Keeps ||C||, the norm of the policy's gradient and the factor of each update as the float64 that they were."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.seen: list[float] = []
+        self.seen: list[tuple[float, float, float]] = []
 
     def _apply(self, update: Any, bias_norm: float) -> float:
-        self.seen.append(bias_norm)
-        return super()._apply(update, bias_norm)
+        policy_norm = update.policy_norm()
+        factor = super()._apply(update, bias_norm)
+        self.seen.append((bias_norm, policy_norm, factor))
+        return factor
 
 
 def flat(module: Any) -> np.ndarray:
-    return torch.cat([weight.flatten() for _, weight in full_weights(module.policy_model)]).numpy().copy()
+    """All parameters that train, those of a critic last."""
+    critic = [] if module.value_network is None else list(module.value_network.parameters())
+    weights = [*(weight for _, weight in full_weights(module.policy_model)), *(whole(p.detach()) for p in critic)]
+    return torch.cat([weight.flatten() for weight in weights]).numpy().copy()
 
 
 def fit(
@@ -127,7 +134,7 @@ def fit(
     tasks = [(t.task.id, t.group, t.sibling, t.seed) for t in data.collection.trajectories] if data.collection else []
     return {
         "gradients": recorder.gradients, "figures": recorder.figures, "parameters": recorder.parameters,
-        "norms": [] if meter is None else meter.seen, "tokens": recorder.tokens, "tasks": tasks,
+        "norms": recorder.norms, "switch": meter.seen if meter else [], "tokens": recorder.tokens, "tasks": tasks,
         "version": module.policy_version,
     }  # fmt: skip
 

@@ -11,6 +11,8 @@ import pytest
 from lives import Death, live
 from processes import Died, launch
 
+from sorl_lightning.critic import Critic
+
 pytestmark = pytest.mark.distributed
 
 DEATHS = [
@@ -39,11 +41,11 @@ def killed_and_resumed(folder: Path, death: Death, ranks: int = 1) -> list[dict[
     return launch(live, ranks, str(folder), None, ranks, ranks > 1)
 
 
-def same(resumed: list[dict[str, Any]], whole: list[dict[str, Any]]) -> None:
+def same(resumed: list[dict[str, Any]], whole: list[dict[str, Any]], version: int = 40) -> None:
     for ours, theirs in zip(resumed, whole, strict=True):
         assert np.array_equal(ours["parameters"], theirs["parameters"])
         assert Counter(ours["trained"]) == Counter(theirs["trained"])
-        assert ours["version"] == theirs["version"] == 40
+        assert ours["version"] == theirs["version"] == version
         assert ours["best"] == theirs["best"]
 
 
@@ -70,3 +72,12 @@ PAIRED = [
 @pytest.mark.parametrize("death", PAIRED, ids=lambda death: f"{death.place}-{death.collection}")
 def test_two_sharded_processes(tmp_path, whole_pair, death) -> None:
     same(killed_and_resumed(tmp_path, death, ranks=2), whole_pair)
+
+
+@pytest.mark.parametrize("backbone", ["own", "policy"])
+def test_a_critic_is_resumed_with_its_policy(tmp_path, backbone) -> None:
+    settings = (2, True, 3, 2, Critic(backbone=backbone, warmup=1))
+    whole = launch(live, 2, str(tmp_path / "whole"), None, *settings)
+    with pytest.raises(Died):
+        launch(live, 2, str(tmp_path / "killed"), Death("optimiser", 2), *settings)
+    same(launch(live, 2, str(tmp_path / "killed"), None, *settings), whole, version=12)

@@ -28,6 +28,8 @@ def agree(one: dict[str, Any], several: list[dict[str, Any]], moved: float = 1e-
     for share in several:
         for ours, theirs in zip(one["gradients"], share["gradients"], strict=True):
             np.testing.assert_allclose(theirs, ours, rtol=1e-9, atol=1e-9 * np.abs(ours).max())
+        np.testing.assert_allclose(share["norms"], one["norms"], rtol=1e-9)
+        np.testing.assert_allclose(share["switch"], one["switch"], rtol=1e-9)
         np.testing.assert_allclose(np.stack(share["parameters"]), np.stack(one["parameters"]), rtol=0, atol=1e-8)
         for ours, theirs in zip(one["figures"], share["figures"], strict=True):
             assert set(ours) == set(theirs)
@@ -69,21 +71,24 @@ def test_normalization_has_one_bias_and_one_factor(objective, norm, micro_batche
     one = scenarios.run("auto", 1, settings)
     assert any(figures["normalization/bias_norm"] > 1e-2 for figures in one["figures"])
     assert len({figures["normalization/factor"] for figures in one["figures"]}) > 1
-    shares = launch(scenarios.run, 2, "fsdp2", 2, settings)
-    agree(one, shares)
-    for share in shares:
-        for ours, theirs in zip(one["norms"], share["norms"], strict=True):
-            np.testing.assert_allclose(theirs, ours, rtol=1e-9)
+    agree(one, launch(scenarios.run, 2, "fsdp2", 2, settings))
 
 
-def test_a_critic_is_refused_under_sharding() -> None:
+@pytest.mark.parametrize("switch", [None, {"rule": "plus1"}], ids=["Turn-PPO", "SO-PPO"])
+@pytest.mark.parametrize("backbone", ["own", "policy"])
+@pytest.mark.parametrize("micro_batches", [1, 4])
+def test_a_critic_trains_as_on_one_process(micro_batches, backbone, switch) -> None:
     settings = {
         **FIVE,
-        "objective": PolicyGradient(advantage="gae"),
-        "module_settings": {"critic": Critic()},
+        "objective": PolicyGradient(advantage="gae", kl_coefficient=0.1, kl_in="reward"),
+        "module_settings": {"critic": Critic(backbone=backbone, lam=0.9)},
+        "micro_batches": micro_batches,
+        "switch": switch,
     }
-    with pytest.raises(AssertionError, match=r"model\.critic does not train under FSDP2 yet"):
-        launch(scenarios.run, 2, "fsdp2", 2, settings)
+    one = scenarios.run("auto", 1, settings)
+    if switch is not None:
+        assert any(factor < 0.9 for _, _, factor in one["switch"])
+    agree(one, launch(scenarios.run, 2, "fsdp2", 2, settings))
 
 
 @pytest.mark.parametrize("rule", ["literal", "relative"])
@@ -128,9 +133,15 @@ def test_ddp_trains_as_one_does() -> None:
     agree(scenarios.run("auto", 1, settings), launch(scenarios.run, 2, "ddp", 2, settings))
 
 
-def test_a_rank_without_a_token_to_train_does_not_hang() -> None:
-    settings = {**FIVE, "tasks_per_collection": 2, "micro_batches": 9, "group_size": 4}
+PPO = {"objective": PolicyGradient(advantage="gae"), "module_settings": {"critic": Critic(backbone="policy")}}
+
+
+@pytest.mark.parametrize("algorithm", [{}, PPO], ids=["SO-GRPO", "SO-PPO"])
+def test_a_rank_without_a_token_to_train_does_not_hang(algorithm) -> None:
+    settings = {**FIVE, "tasks_per_collection": 2, "micro_batches": 9, "group_size": 4, "switch": {"rule": "plus1"}}
+    settings |= algorithm
     one = scenarios.run("auto", 1, settings)
     shares = launch(scenarios.run, 2, "fsdp2", 2, settings)
     assert all(0 in share["tokens"] for share in shares)
+    assert shares[0]["tokens"] != shares[1]["tokens"]
     agree(one, shares)

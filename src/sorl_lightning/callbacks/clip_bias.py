@@ -46,11 +46,15 @@ class ClippedUpdate:
 
     Args:
         parameters: the policy's trainable ones.
+        beside: trainable ones that are not the policy's.
         exact: C by a second backward pass; else its size by the surrogate of the tokens.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], exact: bool = True) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], beside: Sequence[nn.Parameter] = (), exact: bool = True
+    ) -> None:
         self.parameters = parameters
+        self.beside = beside
         self.exact = exact
         self.triggered = False
         self.factors: list[float] = []
@@ -64,13 +68,13 @@ class ClippedUpdate:
         """Take in a micro-batch, between its forward and its backward pass."""
         others = other_terms(terms)
         if others is not None:
-            self._others = added(self._others, gradients_of(others, self.parameters))
+            self._others = added(self._others, self._gradients_of(others))
         clipped = has_clipped(terms)
         self.triggered |= clipped
         if not self.exact and terms.clip_bias is not None:
             self._add_squares(terms)
         elif self.exact and clipped and terms.clip_bias is not None:
-            self._bias = added(self._bias, gradients_of(terms.clip_bias, self.parameters))
+            self._bias = added(self._bias, self._gradients_of(terms.clip_bias))
 
     def add_by_trajectory(self, terms: LossTerms, batch: RolloutBatch) -> Iterator[tuple[Tensor, float]]:
         """The same; for each trajectory with a clipped token its tokens, and the size of its own C.
@@ -95,8 +99,11 @@ class ClippedUpdate:
             mask = (batch.trajectory == number) & batch.generated
             if bool(terms.clipped[mask].any()):
                 share = terms.clip_bias_by_token[mask]
-                size = norm(gradients_of(share.sum(), self.parameters)) if self.exact else _surrogate(share)
+                size = norm(self._gradients_of(share.sum())) if self.exact else _surrogate(share)
                 yield mask, size / float(terms.weights[mask].sum())
+
+    def _gradients_of(self, term: Tensor) -> Gradients:
+        return gradients_of(term, self.parameters, self.beside)
 
     def _add_squares(self, terms: LossTerms) -> None:
         assert terms.clip_bias_by_token is not None

@@ -15,7 +15,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from sorl_lightning.callbacks.clip_bias import ClippedUpdate, check_trainer
-from sorl_lightning.callbacks.gradients import policy_parameters
+from sorl_lightning.callbacks.gradients import bystanders, policy_parameters
 from sorl_lightning.control import HasClipBias, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.losses import FactorRule, clip_factor
@@ -73,7 +73,8 @@ class ClippingMeter(Callback):
         if terms is None:
             return
         if self._update is None:
-            self._update = ClippedUpdate(policy_parameters(pl_module), exact=self.norm == "exact")
+            exact = self.norm == "exact"
+            self._update = ClippedUpdate(policy_parameters(pl_module), bystanders(pl_module), exact)
         self._measure(self._update, terms)
 
     def _measure(self, update: ClippedUpdate, terms: LossTerms) -> None:

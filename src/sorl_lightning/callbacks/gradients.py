@@ -20,21 +20,30 @@ def policy_parameters(module: object) -> list[nn.Parameter]:
     return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
 
-def gradients_of(term: Tensor, parameters: Sequence[nn.Parameter]) -> Gradients:
-    """Gradient of ``term`` for each parameter; the graph and the parameters' own gradients stay as they were.
+def bystanders(module: nn.Module) -> list[nn.Parameter]:
+    """Trainable parameters that are not the policy's: those of a critic."""
+    own = {id(parameter) for parameter in policy_parameters(module)}
+    return [parameter for parameter in module.parameters() if parameter.requires_grad and id(parameter) not in own]
 
-    On one process only the part of the graph that leads to ``parameters`` is gone through: a critic with a backbone of
-    its own costs nothing.
+
+def gradients_of(term: Tensor, parameters: Sequence[nn.Parameter], beside: Sequence[nn.Parameter] = ()) -> Gradients:
+    """Gradient of ``term`` for each parameter; the graph and all parameters' own gradients stay as they were.
+
+    Args:
+        term: a scalar.
+        parameters: whose gradients are asked for.
+        beside: others that the term may depend on: a critic's head on the policy's backbone.
     """
     if not term.requires_grad:
         return [None] * len(parameters)
-    kept = [parameter.grad for parameter in parameters]
-    for parameter in parameters:
+    everyone = [*parameters, *beside]
+    kept = [parameter.grad for parameter in everyone]
+    for parameter in everyone:
         parameter.grad = None
     # Strategies average over ranks, whose terms add. Shards are gathered into other leaves, so there all are visited.
     (term * ranks.count()).backward(retain_graph=True, inputs=list(parameters) if ranks.count() == 1 else None)
     gradients = [parameter.grad for parameter in parameters]
-    for parameter, gradient in zip(parameters, kept, strict=True):
+    for parameter, gradient in zip(everyone, kept, strict=True):
         parameter.grad = gradient
     return gradients
 
