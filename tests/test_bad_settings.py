@@ -36,11 +36,17 @@ COUNTS = [
     f"{POLICY}.context_length", "trainer.num_nodes", "trainer.max_steps", "trainer.check_val_every_n_epoch",
     "trainer.devices", "trajectory_log.every_n_collections", "trainer.log_every_n_steps",
 ]  # fmt: skip
-POSITIVE = ["data.temperature", f"{OBJECTIVE}.epsilon_low", f"{OBJECTIVE}.epsilon_high", "trainer.gradient_clip_val"]
+POSITIVE = [
+    "data.temperature",
+    f"{OBJECTIVE}.epsilon_low",
+    f"{OBJECTIVE}.epsilon_high",
+    "trainer.gradient_clip_val",
+    "trajectory_log.max_megabytes",
+]
 NOT_NEGATIVE = [
     "data.retries", "data.validation.temperature", f"{OBJECTIVE}.kl_coefficient", f"{OBJECTIVE}.entropy_coefficient",
     f"{OPTIMIZER}.lr", f"{OPTIMIZER}.weight_decay", "model.max_skipped_steps", "trainer.limit_val_batches",
-    "trajectory_log.count",
+    "trajectory_log.count", "trajectory_log.shown",
 ]  # fmt: skip
 CHOICES = [
     "data.aggregation", f"{OBJECTIVE}.ratio", f"{OBJECTIVE}.advantage", f"{OBJECTIVE}.kl_estimator",

@@ -90,7 +90,8 @@ def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> No
     by_collection.Reload()
     assert expected <= set(by_collection.Tags()["scalars"])
     assert [event.step for event in by_collection.Scalars("train/loss")] == [0, 1]
-    assert events.Tags()["tensors"] == ["rollout/trajectories/text_summary"]
+    assert set(events.Tags()["tensors"]) == {"custom_scalars__config__", "rollout/trajectories/text_summary"}
+    assert len((folder / "trajectories/0000.jsonl").read_text().splitlines()) == 2  # first siblings of collection 0
 
 
 @pytest.mark.parametrize(

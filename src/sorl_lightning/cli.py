@@ -21,7 +21,15 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from typing_extensions import override
 
-from sorl_lightning.callbacks import BestCheckpoint, CollectionAxis, GracefulStop, HFExport, Stopped, TrajectoryLog
+from sorl_lightning.callbacks import (
+    BestCheckpoint,
+    CollectionAxis,
+    GracefulStop,
+    HFExport,
+    ScalarLayout,
+    Stopped,
+    TrajectoryLog,
+)
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.module import AgentModule
@@ -72,6 +80,7 @@ class AgentCLI(LightningCLI):
         parser.add_lightning_class_args(GracefulStop, "graceful_stop")
         parser.add_lightning_class_args(TrajectoryLog, "trajectory_log")
         parser.add_lightning_class_args(CollectionAxis, "collection_axis")
+        parser.add_lightning_class_args(ScalarLayout, "scalar_layout")
         parser.add_lightning_class_args(HFExport, "hf_export")
         parser.add_argument("--warm_start", type=WarmStart | None, default=None, help="model that is trained first")
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from conftest import agent
 from doubles import Countdown, ScriptedEngine
-from sorl_lightning.callbacks import HFExport, TrajectoryLog
+from sorl_lightning.callbacks import HFExport, ScalarLayout, TrajectoryLog
+from sorl_lightning.callbacks.scalar_layout import LAYOUT
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import Pretrained
 
@@ -41,3 +45,18 @@ def test_transcripts_appear_every_n_collections(fit, tmp_path) -> None:
     shown = texts[0].tensor_proto.string_val[0].decode()
     assert "**train-0** reward" in shown
     assert "1 left" in shown
+
+
+def test_tensorboard_lays_out_the_charts(fit, tmp_path) -> None:
+    logger = TensorBoardLogger(tmp_path, name="", version="run")
+    fit(agent(), rollouts(), callbacks=[ScalarLayout()], logger=logger, log_every_n_steps=1)
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    (event,) = events.Tensors("custom_scalars__config__")
+    layout = Layout.FromString(event.tensor_proto.string_val[0])
+    assert [category.title for category in layout.category] == list(LAYOUT)
+    tags = {tag for category in layout.category for chart in category.chart for tag in chart.multiline.tag}
+    written = events.Tags()["scalars"]
+    for shown in ("rollout/success", "train/clip_fraction", "throughput/trained_tokens_per_second"):
+        assert shown in written
+        assert any(re.fullmatch(tag, shown) for tag in tags)

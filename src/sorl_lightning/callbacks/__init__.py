@@ -10,6 +10,7 @@ from sorl_lightning.callbacks.graceful_stop import GracefulStop, Stopped
 from sorl_lightning.callbacks.hf_export import HFExport
 from sorl_lightning.callbacks.kl_schedule_transition import KLScheduleTransition
 from sorl_lightning.callbacks.rollout_depth_controller import RolloutDepthController
+from sorl_lightning.callbacks.scalar_layout import ScalarLayout
 from sorl_lightning.callbacks.trajectory_log import TrajectoryLog
 from sorl_lightning.callbacks.turn_authors import TCODB2F, GuidedOPD
 from sorl_lightning.callbacks.turn_diagnosis import TurnDiagnosis
@@ -32,6 +33,7 @@ __all__ = [
     "PruneOPD",
     "RolloutDepthController",
     "SAGEOPD",
+    "ScalarLayout",
     "Stopped",
     "TCODB2F",
     "TCODF2B",
