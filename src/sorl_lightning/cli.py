@@ -204,7 +204,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
 
 
 # Small commands beside LightningCLI's: what has the module's own name in it, a function or functions by name.
-COMMANDS = ("data", "demo", "tokenizer")
+COMMANDS = ("data", "demo", "export", "tokenizer")
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:

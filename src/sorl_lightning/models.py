@@ -127,6 +127,11 @@ class SmallLlama(ModelSource):
             return AutoModelForCausalLM.from_config(config, dtype=torch.float32), tokenizer
 
 
+def source_of(policy: ModelSource | str) -> ModelSource:
+    """A source as it is; text is a folder or Hub id."""
+    return Pretrained(path=policy) if isinstance(policy, str) else policy
+
+
 def recompute_activations(model: PreTrainedModel) -> None:
     """Trade time for memory: keep no activations of a layer, compute them again in the backward pass."""
     # The older name is deprecated where the newer one exists.

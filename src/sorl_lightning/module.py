@@ -23,7 +23,7 @@ from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.weights import blend
-from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, frozen
+from sorl_lightning.models import ModelSource, PolicyNetwork, frozen, source_of
 from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.rollout.metrics import constant_groups, summarize
@@ -73,7 +73,7 @@ class AgentModule(L.LightningModule):
         max_skipped_steps: int = 10,
     ) -> None:
         super().__init__()
-        self.source: ModelSource = Pretrained(path=policy) if isinstance(policy, str) else policy
+        self.source = source_of(policy)
         self.objective = objective
         self.optimizer = optimizer
         self.lr_scheduler = lr_scheduler
