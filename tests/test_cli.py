@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 import sorl_lightning
-from sorl_lightning.cli import main, shipped_file
+from sorl_lightning.cli import main
 from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.shipped import shipped_file
 
 ROOT = Path(__file__).parents[1]
 SWITCH = str(ROOT / "callbacks/clipping_triggered_normalization.yaml")

@@ -17,7 +17,7 @@ FLOORS = {
     "objectives": 2, "models": 2, "teachers": 2, "control": 2, "critic": 2, "adapters": 2, "lora": 2, "packaged": 2,
     "step_guard": 2, "tally": 2, "sharding": 2, "exports": 2, "ranks": 1,
     "functional": 1,
-    "types": 0, "cache": 0, "errors": 0, "interfaces": 0, "assets": 0, "vllm_plugin": 0,
+    "types": 0, "shipped": 0, "cache": 0, "errors": 0, "interfaces": 0, "assets": 0, "vllm_plugin": 0,
 }  # fmt: skip
 APART = {"module", "datamodule", "callbacks"}
 FUNCTIONAL_MAY_IMPORT = {"torch", "jaxtyping", "typing_extensions"}

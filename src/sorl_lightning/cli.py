@@ -30,12 +30,12 @@ from sorl_lightning.callbacks import (
     Stopped,
     TrajectoryLog,
 )
+from sorl_lightning.commands.listing import front_page
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.module import AgentModule
+from sorl_lightning.shipped import shipped_file
 from sorl_lightning.trainer_settings import atomic_checkpoints, check_trainer, chosen_strategy
-
-PREFIX = "sorl:"
 
 
 @dataclass(kw_only=True)
@@ -149,23 +149,6 @@ def prepare(config: str, folder: str) -> None:
         raise ConfigurationError(f"warm_start.config {config!r} ended with code {code} and left no {folder!r}")
 
 
-def shipped_file(argument: str) -> str:
-    """The path of "sorl:NAME", a config or switch that ships with the package; other arguments as they are.
-
-    Raises:
-        ConfigurationError: there is no such file.
-    """
-    option, prefix, name = argument.rpartition(PREFIX)
-    if not prefix or option not in ("", "--config=", "-c="):
-        return argument
-    package = Path(__file__).parent
-    for root in (package / "yaml", package.parents[1]):
-        for folder in ("configs", "callbacks"):
-            if (path := root / folder / f"{name}.yaml").is_file():
-                return option + str(path)
-    raise ConfigurationError(f"no config or switch {argument!r} ships with the package")
-
-
 # Advice of libraries that does not apply here, or that their own code gives to itself.
 ADVICE = (
     ".*args parameter is intended to run from within Python.*",
@@ -198,13 +181,13 @@ def run(arguments: Sequence[str]) -> AgentCLI:
         trainer_defaults=TRAINER_DEFAULTS,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,
-        parser_kwargs={"allow_abbrev": False, "exit_on_error": False},
+        parser_kwargs={"prog": "sorl", "allow_abbrev": False, "exit_on_error": False},
         auto_configure_optimizers=False,
     )
 
 
-# Small commands beside LightningCLI's: what has the module's own name in it, a function or functions by name.
-COMMANDS = ("data", "demo", "export", "tokenizer")
+# Commands beside LightningCLI's: modules, each with a function, or functions by name, under its own name.
+COMMANDS = ("callbacks", "configs", "data", "demo", "doctor", "envs", "export", "tokenizer")
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
@@ -214,9 +197,11 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     arguments = [argument for argument in arguments if argument != "--debug"]
     sys.path.insert(0, os.getcwd())  # class paths may name the user's own modules, as with python -m
     try:
-        if arguments and arguments[0] in COMMANDS:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            front_page(COMMANDS)
+        elif arguments[0] in COMMANDS:
             module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
-            auto_cli(getattr(module, arguments[0]), args=arguments[1:])
+            auto_cli(getattr(module, arguments[0]), args=arguments[1:], prog=f"sorl {arguments[0]}")
         else:
             run(arguments)
     except Stopped as stop:

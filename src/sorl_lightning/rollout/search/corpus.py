@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.rollout.records import json_lines
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,33 +60,3 @@ def read_corpus(path: str | Path) -> list[Passage]:
     if not passages:
         raise ConfigurationError(f"{path} holds no passages")
     return list(passages.values())
-
-
-def json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
-    """Numbered rows of a file with a JSON object a line; empty lines are passed over.
-
-    Raises:
-        ConfigurationError: there is no such file, or it is no UTF-8 text, or a line is no JSON object.
-    """
-    try:
-        with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ConfigurationError(f"{path}, line {number}: not a JSON object")
-                yield number, row
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(f"{path} is not UTF-8 text: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{path}, line {number}: not JSON: {error}") from error
-
-
-def write_lines(path: Path, rows: Iterator[dict[str, Any]]) -> None:
-    """Write a JSON object a line."""
-    with open(path, "w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sorl_lightning.cache import cache_folder, made_once
-from sorl_lightning.rollout.search.corpus import Passage, write_lines
+from sorl_lightning.rollout.records import write_lines
+from sorl_lightning.rollout.search.corpus import Passage
 from sorl_lightning.rollout.search.factbook import Fact, attributes, countries, links, passages_of
 
 VERSION = "1"  # of what this module makes, in the name of its folder in the cache

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.search.corpus import json_lines
+from sorl_lightning.rollout.records import records
 from sorl_lightning.types import Message
 
 
@@ -62,7 +62,7 @@ def read_questions(path: str | Path) -> list[Question]:
         ConfigurationError: the file cannot be read, is empty, a row lacks a column, or two have one id.
     """
     questions: dict[str, Question] = {}
-    for number, row in _rows(path):
+    for number, row in records(path):
         try:
             question = question_of(row, number - 1)
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
@@ -77,22 +77,6 @@ def read_questions(path: str | Path) -> list[Question]:
     if not questions:
         raise ConfigurationError(f"{path} holds no questions")
     return list(questions.values())
-
-
-def _rows(path: str | Path) -> Iterator[tuple[int, Any]]:
-    if Path(path).suffix != ".parquet":
-        yield from json_lines(path)
-        return
-    try:
-        import pyarrow
-        from pyarrow.parquet import read_table
-    except ImportError as error:
-        raise ConfigurationError("parquet files need pyarrow: pip install 'sorl-lightning[search]'") from error
-    try:
-        rows = read_table(path).to_pylist()
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ConfigurationError(f"{path} cannot be read as parquet: {str(error).splitlines()[0]}") from error
-    yield from enumerate(rows, start=1)
 
 
 def question_of(row: Mapping[str, Any], index: int) -> Question:
