@@ -30,7 +30,7 @@ from sorl_lightning.callbacks import (
     Stopped,
     TrajectoryLog,
 )
-from sorl_lightning.commands.listing import front_page
+from sorl_lightning.commands.pages import asks_for_page, front_page, subcommand_page
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.module import AgentModule
@@ -199,6 +199,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             front_page(COMMANDS)
+        elif asks_for_page(arguments):
+            subcommand_page(arguments[0], (*arguments, None)[2], run)
         elif arguments[0] in COMMANDS:
             module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
             auto_cli(getattr(module, arguments[0]), args=arguments[1:], prog=f"sorl {arguments[0]}")
