@@ -29,7 +29,7 @@ TOPICS = {
     "hf_export": "a Hugging Face folder at the end",
     "warm_start": "a model that another config trains first",
 }
-HOW = """--config sorl:NAME is one that ships (sorl configs, sorl callbacks), --config FILE your own; later ones and options win.
+HOW = """--config sorl:NAME ships with the package (sorl configs, sorl callbacks), --config FILE is yours. Later wins.
 
   --print_config                    the whole config that would run, and nothing else
   --data.environment.help CLASS     options of a class: also model.policy, model.objective, data.engine, ... (sorl envs)
