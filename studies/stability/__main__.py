@@ -18,7 +18,9 @@ from sorl_lightning.cli import prepare
 from studies.stability.cells import CELLS, SCOUTED
 from studies.stability.page import write_page
 from studies.stability.regimes import REGIMES
-from studies.stability.run import ROOT, Run, execute
+from studies.stability.run import QUICK, QUICK_OPTIONS, ROOT, Run, execute
+
+QUICK_NOTE = f"**A quick run** of {QUICK} collections with `{' '.join(QUICK_OPTIONS)}`, whatever the regimes say: it shows that the study runs."
 
 
 def planned(seeds: int, quick: bool) -> list[Run]:
@@ -64,7 +66,9 @@ def run_all(runs: list[Run], workers: int, work: Path, results: Path) -> list[st
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a tenth of the size, one seed, results under runs/")
+    parser.add_argument(
+        "--quick", action="store_true", help="a fraction of the size, one seed, page and results under runs/"
+    )
     parser.add_argument("--page", action="store_true", help="write the page and run nothing")
     parser.add_argument("--scout", choices=[regime.name for regime in REGIMES if regime.grid], help="run its grid only")
     parser.add_argument("--seeds", type=int, default=3)
@@ -76,10 +80,14 @@ def main() -> None:
     page = arguments.work / "quick.md" if arguments.quick else ROOT / "docs/results/stability.md"
     failures = []
     if not arguments.page:
-        runs = scouting(arguments.scout) if arguments.scout else planned(1 if arguments.quick else arguments.seeds, arguments.quick)
+        runs = (
+            scouting(arguments.scout)
+            if arguments.scout
+            else planned(1 if arguments.quick else arguments.seeds, arguments.quick)
+        )
         failures = run_all(runs, arguments.workers, work, results)
     if not arguments.scout:
-        write_page(results, page)
+        write_page(results, page, QUICK_NOTE if arguments.quick else "")
         print(page)
     if failures:
         sys.exit(f"{len(failures)} runs failed")

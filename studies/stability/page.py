@@ -3,139 +3,129 @@
 from __future__ import annotations
 
 import json
-import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from sorl_lightning.functional.collapse import has_collapsed
-from studies.stability.cells import CELLS
+from studies.stability.cells import SCOUTED
+from studies.stability.figures import Figures, Record, figures, last_fifth, load
+from studies.stability.plot import draw
+from studies.stability.regimes import REGIMES, Regime
 
-Record = dict[str, Any]
-PANELS = {"success": "success", "clip_fraction": "clip fraction", "grad_norm": "gradient norm", "bias_norm": "||C||"}
 HEAD = """# Stability under off-policy updates
 
-`python -m studies.stability` trains every cell below and writes this page; `--quick` is the same in minutes. A run is one process; its raw
-curves are a file of `studies/results/stability/`, with the command that made them. What has a file is not run again.
+`python -m studies.stability` trains every cell below in every regime and writes this page; `--quick` is the same in minutes, `--page` writes the page
+only. A run is one process with one thread; its raw curves are a file of `studies/results/stability/`, with the command that made them. What has a file
+is not run again.
 
-**Regime.** The coin game from the warm start `configs/coin_imitation.yaml`, eight *fixed* tasks, 8 siblings each, 16 updates a collection (4 mini-batches x 4 passes),
-AdamW at learning rate 3e-3, clip range 0.2 (GSPO: its own), gradient norms clipped at 1, no KL: `studies/stability/base.yaml`. It was chosen because a
-throwaway prototype collapsed at this learning rate and number of updates with the token ratio; learning rate and clip range were not tuned
-for any cell. The smaller step is a third of the learning rate. PPO's critic has a backbone of its own and the same learning rate.
+**Cells.** {token, turn} ratio x {nothing, clipping-triggered normalization, rule `relative`} x {GRPO, PPO}; GRPO with a third of the learning rate; GSPO
+with its own clip range; GRPO with one pass over each collection and as many more collections (the same number of updates, closer to the policy that
+sampled). Everything else is a regime's, and the same in all its cells: no cell was tuned. PPO's critic has a backbone of its own and the policy's learning
+rate. Gradient norms are clipped at 1, nothing holds the policy near the reference.
 
-**Collapsed**: success stayed below half of the run's best for the whole last fifth of its collections. **Final success**: mean over the last
-fifth of the collections of the training rollouts (64 trajectories each), mean and standard deviation over seeds.
-"""
-
-
-def load(folder: Path) -> dict[str, list[Record]]:
-    """Results by cell, each cell's in the order of their seeds."""
-    records = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return {cell.name: [record for record in records if record["cell"] == cell.name] for cell in CELLS}
-
-
-def final(record: Record) -> float:
-    """Mean success over the last fifth."""
-    success = record["curves"]["success"]
-    return statistics.fmean(success[-max(1, len(success) // 5) :])
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean and standard deviation; of a single value the value."""
-    if len(values) < 2:
-        return "".join(f"{value:.2f}" for value in values)
-    return f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f}"
+**Collapsed**: success stayed below half of the run's best for the whole last fifth of its collections. **Final success**: mean over the last fifth of
+the collections of the training rollouts, mean ± standard deviation over seeds, and each seed. **Clipped**: share of generated tokens, and of turns with
+such a token, over the updates of the first collection, where all cells have the same rollouts. **Dead groups**: all rewards equal, so that a group advantage is 0; last fifth.
+**||C||**: norm of the clipping bias, largest mean of a collection, median over seeds. CPU seconds are those of the run's process, without the game's Java process."""
+COLUMNS = {
+    "cell": "", "seeds": "seeds", "collapsed": "collapsed", "final success": "final", "each seed": "each", "best": "best",
+    "clipped tokens": "clipped_tokens", "clipped turns": "clipped_turns", "dead groups": "dead", "&#124;&#124;C&#124;&#124;": "bias",
+    "entropy": "entropy", "critic's explained variance": "explained", "CPU s a run": "cpu",
+}  # fmt: skip
+BY_RATIO = {"token": ("GRPO", "S-GRPO", "PPO", "S-PPO"), "turn": ("Turn-GRPO", "SO-GRPO", "Turn-PPO", "SO-PPO")}
+BY_SWITCH = {
+    "without the normalization": ("GRPO", "Turn-GRPO", "PPO", "Turn-PPO"),
+    "with it": ("S-GRPO", "SO-GRPO", "S-PPO", "SO-PPO"),
+}
 
 
-def row(name: str, records: Sequence[Record]) -> str:
-    """The cell's line of the table."""
-    if not records:
-        return f"| {name} | 0 | | | | | | |"
-    success = [record["curves"]["success"] for record in records]
-    collapsed = sum(has_collapsed(curve) for curve in success)
-    largest = [max(record["curves"]["bias_norm"]) for record in records if "bias_norm" in record["curves"]]
-    clipped = [statistics.fmean(record["curves"]["clip_fraction"]) for record in records]
-    cells = (
-        name,
-        str(len(records)),
-        f"{collapsed} of {len(records)}",
-        spread([final(record) for record in records]),
-        spread([max(curve) for curve in success]),
-        f"{statistics.fmean(clipped):.3f}",
-        f"{statistics.median(largest):.2f}" if largest else "",
-        f"{statistics.fmean([record['cpu_seconds'] for record in records]):.0f}",
+def line(values: Sequence[str]) -> str:
+    """Of a table."""
+    return f"| {' | '.join(values)} |"
+
+
+def table(cells: Mapping[str, Figures]) -> str:
+    """A line a cell."""
+    rows = [[name, *(str(getattr(found, key)) for key in COLUMNS.values() if key)] for name, found in cells.items()]
+    return "\n".join([line(list(COLUMNS)), "|---" * len(COLUMNS) + "|", *map(line, rows)])
+
+
+def description(regime: Regime) -> str:
+    """The regime in words, from its YAML."""
+    data, setting = regime.data, regime.setting
+    return (
+        f"{data['tasks_per_collection']} tasks x {data['group_size']} siblings a collection, {regime.collections} collections, "
+        f"{data['mini_batches'] * data['passes']} updates each ({data['mini_batches']} mini-batches x {data['passes']} passes), AdamW at "
+        f"{setting.learning_rate:g}, clip range {setting.clip_range:g}: `studies/stability/{regime.base.name}`, from the warm start "
+        f"`{regime.warm_start}`. {regime.reason}"
     )
-    return f"| {' | '.join(cells)} |"
 
 
-def draw(results: dict[str, list[Record]], path: Path) -> None:
-    """Median and every seed of the curves; GRPO and what it is compared with left, PPO right."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(len(PANELS), 2, figsize=(11, 12), sharex=True, sharey="row")
-    for column, actor_critic in enumerate((False, True)):
-        names = [name for name in results if name.endswith("PPO") == actor_critic]
-        for number, name in enumerate(names):
-            for panel, tag in zip(axes[:, column], PANELS, strict=True):
-                curves = [record["curves"][tag] for record in results[name] if tag in record["curves"]]
-                for curve in curves:
-                    panel.plot(curve, color=f"C{number}", alpha=0.25, linewidth=0.8)
-                if curves:
-                    median = [statistics.median(values) for values in zip(*curves, strict=True)]
-                    panel.plot(median, color=f"C{number}", label=name)
-        for panel, label in zip(axes[:, column], PANELS.values(), strict=True):
-            panel.set_ylabel(label)
-        if axes[0, column].lines:
-            axes[0, column].legend(fontsize=8)
-        axes[-1, column].set_xlabel("collection")
-    axes[-1, 0].set_yscale("symlog", linthresh=0.1)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=80)
-    plt.close(figure)
-
-
-def discussion(results: dict[str, list[Record]]) -> str:
-    """What the table says, counted; and whether it says anything yet."""
-    runs = [record for records in results.values() for record in records]
-    collapsed = {name: sum(has_collapsed(r["curves"]["success"]) for r in records) for name, records in results.items()}
-    fewest = min(len(records) for records in results.values())
-    by_ratio = {"token": ("GRPO", "S-GRPO", "PPO", "S-PPO"), "turn": ("Turn-GRPO", "SO-GRPO", "Turn-PPO", "SO-PPO")}
-    shares = [
-        f"{sum(collapsed[name] for name in names)} of {sum(len(results[name]) for name in names)} with the {ratio} ratio"
-        for ratio, names in by_ratio.items()
+def grid(regime: Regime, folder: Path) -> str:
+    """What the scouting found, a line a setting."""
+    found: dict[str, dict[str, Record]] = {}
+    for path in sorted(folder.glob("*.json")):
+        record = json.loads(path.read_text())
+        found.setdefault(f"{record['learning_rate']:g} | {record['clip_range']:g}", {})[record["cell"]] = record
+    names = [cell.name for cell in SCOUTED]
+    rows = [
+        f"| {setting} | {' | '.join(success(runs[name]) if name in runs else '-' for name in names)} |"
+        for setting, runs in found.items()
     ]
-    sentences = [f"Collapsed: {' and '.join(shares)}."]
-    if not sum(collapsed.values()):
-        sentences.append("Nothing collapsed, so the regime says nothing about what prevents a collapse.")
+    head = f"| learning rate | clip range | {' | '.join(f'{name}: first, last fifth, best' for name in names)} |"
+    command = f"`python -m studies.stability --scout {regime.name}`, one seed, {regime.scouted_collections} collections"
+    return "\n".join([f"Scouting ({command}):\n", head, "|---" * (2 + len(names)) + "|", *rows])
+
+
+def success(record: Record) -> str:
+    """First, last fifth and best of a scouting run."""
+    curve = record["curves"]["success"]
+    late = last_fifth(curve)
+    return f"{curve[0]:.2f}, {sum(late) / len(late):.2f}, {max(curve):.2f}"
+
+
+def counted(cells: Mapping[str, Figures]) -> str:
+    """What the table says of the 2 x 2 x 2, counted; and whether it says anything yet."""
+
+    def share(names: Sequence[str], kind: str) -> str:
+        return f"{sum(cells[n].collapses for n in names)} of {sum(cells[n].seeds for n in names)} {kind}"
+
+    ratios = " and ".join(share(names, f"with the {ratio} ratio") for ratio, names in BY_RATIO.items())
+    switches = " and ".join(share(names, kind) for kind, names in BY_SWITCH.items())
+    sentences = [f"Collapsed: {ratios}; {switches}."]
+    if not sum(found.collapses for found in cells.values()):
+        sentences.append("Nothing collapsed, so this regime says nothing about what prevents a collapse.")
+    fewest, most = (bound(found.seeds for found in cells.values()) for bound in (min, max))
+    if fewest < most or fewest < 3:
+        sentences.append(f"The cells have {fewest} to {most} seeds.")
     if fewest < 3:
-        sentences.append(
-            f"The study is unfinished: {len(runs)} runs, and a cell with {fewest} seeds. With fewer than 3 seeds no two "
-            "cells can be told apart."
-        )
-    sentences.append(
-        "With three seeds a cell only large differences mean anything: a share of 3 has a standard error near 0.3, a "
-        "collection's success one of 0.06. Clip ranges mean different things at different levels of the ratio, and they were the same here."
-    )
+        sentences.append("With fewer than 3 seeds no two cells can be told apart.")
     return " ".join(sentences)
 
 
-def write_page(folder: Path, page: Path) -> None:
-    """Write ``page`` and its picture from the results in ``folder``."""
-    results = load(folder)
-    picture = page.parent / page.stem / "curves.png"
-    draw(results, picture)
-    total = sum(record["cpu_seconds"] for records in results.values() for record in records)
-    head = "| cell | seeds | collapsed | final success | best success | clip fraction | largest &#124;&#124;C&#124;&#124; (median) | CPU s a run |"
-    table = [head, "|---|---|---|---|---|---|---|---|", *(row(name, records) for name, records in results.items())]
+def section(regime: Regime, results: Path, page: Path) -> str:
+    """A regime's part of the page, and its picture."""
+    records = load(results / regime.name)
+    cells = {name: Figures(found) for name, found in records.items()}
+    picture = page.parent / page.stem / f"{regime.name}.png"
+    draw(records, picture)
+    seconds = sum(record["cpu_seconds"] for found in records.values() for record in found)
     parts = [
-        HEAD,
-        f"## Result\n\n{total / 60:.0f} CPU minutes in all.\n\n" + "\n".join(table),
-        f"![Curves]({picture.relative_to(page.parent)})\n\nThick: median of the seeds; thin: every seed.",
-        "## What reproduces\n\n" + discussion(results),
+        f"## Regime {regime.name}",
+        description(regime),
+        *([grid(regime, results / regime.name / "scouting")] if (results / regime.name / "scouting").exists() else []),
+        table(cells),
+        f"{counted(cells)} {seconds / 60:.0f} CPU minutes.",
+        f"![Curves of regime {regime.name}]({picture.relative_to(page.parent)})\n\nThick: median of the seeds; thin: every seed.",
     ]
+    return "\n\n".join(parts)
+
+
+def write_page(results: Path, page: Path, note: str = "") -> None:
+    """Write ``page``, with a ``note``, and its pictures from ``results``; its discussion takes its figures from there too."""
+    parts = [HEAD, *([note] if note else []), *(section(regime, results, page) for regime in REGIMES)]
+    reading = results / "reading.md"
+    if reading.exists():
+        cells = {regime.name: figures(results / regime.name) for regime in REGIMES}
+        parts.append("## What reproduces, and what does not\n\n" + reading.read_text().format(**cells))
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(part.strip() for part in parts) + "\n")

@@ -43,7 +43,7 @@ class Run:
     """One cell, regime, setting and seed.
 
     Attributes:
-        quick: three collections of an eighth of the size.
+        quick: few and small collections.
         scouting: of a regime's grid, kept apart from the study's own.
     """
 

@@ -1,0 +1,133 @@
+"""What the page says of a cell, from its runs' files."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sorl_lightning.functional.collapse import has_collapsed
+from studies.stability.cells import CELLS
+
+Record = dict[str, Any]
+
+
+def load(folder: Path) -> dict[str, list[Record]]:
+    """A regime's results by cell, each cell's in the order of their seeds."""
+    records = sorted((json.loads(path.read_text()) for path in folder.glob("*.json")), key=lambda r: r["seed"])
+    return {cell.name: [record for record in records if record["cell"] == cell.name] for cell in CELLS}
+
+
+def last_fifth(curve: Sequence[float]) -> Sequence[float]:
+    """The part of a run that decides whether it collapsed."""
+    return curve[len(curve) - math.ceil(len(curve) / 5) :]
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean and standard deviation; of a single value the value, of none a dash."""
+    if len(values) < 2:
+        return "".join(f"{value:.{digits}f}" for value in values) or "-"
+    return f"{statistics.fmean(values):.{digits}f} ± {statistics.stdev(values):.{digits}f}"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A cell's figures, as the page shows them.
+
+    Attributes:
+        records: of its runs, one a seed.
+    """
+
+    records: Sequence[Record]
+
+    def _late(self, name: str) -> list[float]:
+        curves = [record["curves"][name] for record in self.records if name in record["curves"]]
+        return [statistics.fmean(last_fifth(curve)) for curve in curves]
+
+    def _first(self, name: str) -> list[float]:
+        return [record["curves"][name][0] for record in self.records if name in record["curves"]]
+
+    @property
+    def seeds(self) -> int:
+        """Number of runs."""
+        return len(self.records)
+
+    @property
+    def collapses(self) -> int:
+        """Runs whose success stayed below half of its best for the whole last fifth."""
+        return sum(has_collapsed(record["curves"]["success"]) for record in self.records)
+
+    @property
+    def collapsed(self) -> str:
+        """The same out of how many."""
+        return f"{self.collapses} of {self.seeds}"
+
+    @property
+    def finals(self) -> list[float]:
+        """Mean success over the last fifth, of each seed."""
+        return self._late("success")
+
+    @property
+    def final(self) -> str:
+        """Its mean and standard deviation over seeds."""
+        return spread(self.finals)
+
+    @property
+    def each(self) -> str:
+        """It, seed by seed."""
+        return ", ".join(f"{value:.2f}" for value in self.finals)
+
+    @property
+    def start(self) -> str:
+        """Success of the first collection, which the warm start collects."""
+        return spread(self._first("success"))
+
+    @property
+    def best(self) -> str:
+        """Success of the best collection."""
+        return spread([max(record["curves"]["success"]) for record in self.records])
+
+    @property
+    def dead(self) -> str:
+        """Share of groups whose rewards are all equal, last fifth."""
+        return spread(self._late("constant_groups"))
+
+    @property
+    def clipped_tokens(self) -> str:
+        """Share of generated tokens that are clipped in the first collection, where all cells have the same data."""
+        return spread(self._first("clip_fraction"))
+
+    @property
+    def clipped_turns(self) -> str:
+        """Share of turns with a clipped token there."""
+        return spread(self._first("clip_fraction_turns"))
+
+    @property
+    def bias(self) -> str:
+        """Largest ||C|| of a collection's mean, median over seeds."""
+        largest = [max(record["curves"]["bias_norm"]) for record in self.records if "bias_norm" in record["curves"]]
+        return f"{statistics.median(largest):.2f}" if largest else "-"
+
+    @property
+    def explained(self) -> str:
+        """Explained variance of the critic, last fifth."""
+        return spread(self._late("explained_variance"))
+
+    @property
+    def entropy(self) -> str:
+        """Of the policy, nats a token, last fifth."""
+        return spread(self._late("entropy"))
+
+    @property
+    def cpu(self) -> str:
+        """Processor seconds a run."""
+        return f"{statistics.fmean(r['cpu_seconds'] for r in self.records):.0f}" if self.records else "-"
+
+
+def figures(folder: Path) -> dict[str, Figures]:
+    """Of every cell of a regime's results."""
+    return {name: Figures(records) for name, records in load(folder).items()}
