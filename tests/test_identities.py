@@ -48,8 +48,8 @@ class Gradients(L.Callback):
         self.seen.append(torch.cat([gradient.flatten().clone() for gradient in gradients]))
 
 
-def train(fit, *, callbacks=(), environment=None, script=None, critic=None, passes=1, micro_batches=1, objective=None,
-          precision="64-true", **settings):  # fmt: skip
+def train(fit, *, callbacks=(), environment=None, script=None, critic=None, passes=1, micro_batches=1, epochs=1,
+          objective=None, precision="64-true", **settings):  # fmt: skip
     """Gradients of a fit on scripted rollouts, and the module afterwards."""
     recorder = Gradients()
     data = RolloutDataModule(
@@ -57,7 +57,7 @@ def train(fit, *, callbacks=(), environment=None, script=None, critic=None, pass
         max_tokens=4, context_limit=128, passes=passes, micro_batches=micro_batches,
     )  # fmt: skip
     module = agent(policy=SmallGPT2(), objective=objective or PolicyGradient(**settings), critic=critic)
-    fit(module, data, precision=precision, callbacks=[*callbacks, recorder])
+    fit(module, data, precision=precision, callbacks=[*callbacks, recorder], max_epochs=epochs)
     return recorder, module
 
 
@@ -69,10 +69,14 @@ PPO = {"advantage": "gae"}
 
 
 @pytest.mark.parametrize(("settings", "critic"), [({}, None), (PPO, Critic()), (PPO, Critic(backbone="policy"))])
-def test_with_one_update_a_collection_normalization_is_bitwise_absent(fit, settings, critic) -> None:
+@pytest.mark.parametrize("switch", [{"rule": "literal"}, {}, {"norm": "surrogate"}, {"level": "trajectory"}], ids=str)
+def test_with_one_update_a_collection_normalization_is_bitwise_absent(fit, settings, critic, switch) -> None:
     runs = []
-    for callbacks in ([], [ClippingTriggeredNormalization(rule="literal")]):
-        _, module = train(fit, ratio="token", old="recompute", callbacks=callbacks, critic=critic, **settings)
+    for callbacks in ([], [ClippingTriggeredNormalization(**switch)]):
+        recorder, module = train(
+            fit, ratio="token", old="recompute", callbacks=callbacks, critic=critic, epochs=3, **settings
+        )
+        assert all(gradient.norm() > 1e-2 for gradient in recorder.seen)
         runs.append(parameters(module))
     assert torch.equal(runs[0], runs[1])
 
@@ -128,17 +132,30 @@ class OnlyBias(PolicyGradient):
         return dataclasses.replace(terms, policy=terms.clip_bias, clip_bias=None), metrics
 
 
+class BiasAtLast(OnlyBias):
+    """An update as any other, then C by itself."""
+
+    def terms(self, batch, logprobs, entropy, weights):
+        first = torch.equal(logprobs[batch.generated], batch.old_logprobs[batch.generated].to(logprobs))
+        return (PolicyGradient if first else OnlyBias).terms(self, batch, logprobs, entropy, weights)
+
+
+@pytest.mark.parametrize("old", ["engine", "recompute"])
 @pytest.mark.parametrize("dual_clip", [None, 1.5])
 @pytest.mark.parametrize("ratio", LEVELS)
-def test_unclipped_less_c_is_clipped(fit, ratio, dual_clip) -> None:
-    settings = {"ratio": ratio, "i_know": ratio == "turn_sum"}
-    clipped, _ = train(fit, dual_clip=dual_clip, **settings)
-    bias, _ = train(fit, objective=OnlyBias(dual_clip=dual_clip, **settings))
+def test_unclipped_less_c_is_clipped(fit, ratio, dual_clip, old) -> None:
+    """To the trainer's own log-probabilities nothing is clipped in the first update, and some tokens in the second."""
+    settings = {"ratio": ratio, "i_know": ratio == "turn_sum", "old": old, "passes": 1 + (old == "recompute")}
+    narrow = {"epsilon_low": 1e-3, "epsilon_high": 1e-3} if old == "recompute" else {}
+    alone = {**settings, **narrow, "dual_clip": dual_clip}
+    only = (OnlyBias if old == "engine" else BiasAtLast)(**{k: v for k, v in alone.items() if k != "passes"})
+    clipped, _ = train(fit, **alone)
+    bias, _ = train(fit, objective=only, passes=settings["passes"])
     unclipped, _ = train(fit, epsilon_low=1e9, epsilon_high=1e9, **settings)
-    assert clipped.clipped[0] > 0
-    assert unclipped.clipped[0] == 0
+    assert clipped.clipped[-1] > 0
+    assert sum(unclipped.clipped) == 0
     # losses are minimised: their gradients are -grad J
-    torch.testing.assert_close(-unclipped.seen[0] - bias.seen[0], -clipped.seen[0], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(-unclipped.seen[-1] - bias.seen[-1], -clipped.seen[-1], rtol=1e-10, atol=1e-10)
 
 
 def test_a_dual_clip_bounds_what_a_negative_advantage_can_ask(fit) -> None:
@@ -177,6 +194,15 @@ def test_a_critics_update_is_the_same_in_any_micro_batches(fit, micro_batches, b
         ({"dual_clip": 1.1}, "dual_clip=1.1 must be above"),
         ({"mismatch": Mismatch()}, "objective.old must be 'recompute', got 'engine'"),
         ({"kl_in": "reward", "kl_coefficient": 0.1}, "objective.advantage='gae' reads, got 'grpo'"),
+        ({"kl_in": "reward", **PPO}, "takes nothing off the reward at objective.kl_coefficient=0"),
+        (
+            {"kl_in": "reward", "kl_coefficient": 0.1, "kl_estimator": "k3", **PPO},
+            "kl_estimator='k3'.*kl_in='reward'",
+        ),
+        ({"kl_in": "reward", "kl_coefficient": 0.1, "kl_on": "signal", **PPO}, "kl_on='signal'.*kl_in='reward'"),
+        ({"kl_on": "signal"}, "kl_on='signal' needs a KL term, and objective.kl_coefficient=0"),
+        ({"advantage_pooling": "turn"}, "advantage_pooling='turn' .* objective.advantage='gae' only, got 'grpo'"),
+        ({"i_know": True}, "i_know=true allows objective.ratio='turn_sum', got 'turn'"),
         ({"turn_discount": 0.9}, "turn_return and gigpo only, got 'grpo'"),
         ({"token_gradient": True, "ratio": "token"}, "token_gradient changes nothing"),
         ({"turn_discount": 1.5, "advantage": "gigpo"}, "turn_discount must be in"),
@@ -190,5 +216,5 @@ def test_wrong_combinations_name_both_sides(settings, sentence) -> None:
 def test_gae_needs_a_critic_and_a_critic_needs_gae(fit) -> None:
     with pytest.raises(ConfigurationError, match=r"needs a critic, and model\.critic is null"):
         train(fit, **PPO)
-    with pytest.raises(ConfigurationError, match="no advantage comes from it"):
+    with pytest.raises(ConfigurationError, match=r"model\.critic is set, but no advantage comes.*advantage='gae'"):
         train(fit, critic=Critic())

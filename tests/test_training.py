@@ -43,8 +43,8 @@ def flat(module) -> torch.Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-@pytest.mark.parametrize("aggregation", ["trajectory", "token", "turn"])
-@pytest.mark.parametrize("ratio", ["token", "turn"])
+@pytest.mark.parametrize("aggregation", ["trajectory", "token", "turn", "fixed"])
+@pytest.mark.parametrize("ratio", ["token", "turn", "sequence"])
 def test_any_split_into_micro_batches_gives_the_same_update_and_the_same_figures(fit, ratio, aggregation) -> None:
     results = []
     for micro_batches in (1, 2, 5, 20):  # 12 rows: the last has micro-batches of padding alone
@@ -237,6 +237,13 @@ def test_the_engines_copy_is_its_own(fit) -> None:
 def test_temperatures_must_agree(fit) -> None:
     with pytest.raises(ConfigurationError, match=r"model.temperature=1.0 must equal data.temperature=0.3"):
         fit(agent(), rollouts(temperature=0.3))
+
+
+def test_a_reference_that_nobody_compares_with_is_refused(fit) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"model.reference is set, and objective PolicyGradient.*kl_coefficient is 0"
+    ):
+        fit(agent(reference=TINY), rollouts())
 
 
 def test_more_context_than_the_model_has_positions_is_refused(fit) -> None:

@@ -127,6 +127,11 @@ class AgentModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         if stage == "fit":
             check_teacher(self.objective, self.teacher)
+            if self.reference_source is not None and not self.objective.needs_reference:
+                raise ConfigurationError(
+                    f"model.reference is set, and objective {type(self.objective).__name__} compares with none "
+                    "(objective.kl_coefficient is 0): leave it out"
+                )
 
     def _load_reference(self) -> PreTrainedModel:
         assert self.reference_source is not None
@@ -250,8 +255,8 @@ class AgentModule(L.LightningModule):
         pools = isinstance(self.objective, HasOldPolicy) and self.objective.pools_trajectories
         if pools and self.trainer.accumulate_grad_batches > 1 and split_trajectories(rows):
             raise ConfigurationError(
-                "objective level 'sequence' pools over whole trajectories, but the chat template rewrites history and "
-                "splits them into rows, which data.micro_batches="
+                "objective.ratio or mismatch.level 'sequence' pools over whole trajectories, but the chat template "
+                "rewrites history and splits them into rows, which data.micro_batches="
                 f"{self.trainer.accumulate_grad_batches} may part: set data.micro_batches to 1"
             )
 

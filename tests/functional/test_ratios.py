@@ -116,3 +116,44 @@ def test_a_batch_of_padding_keeps_a_graph(level):
     assert ratio.tolist() == [[1, 1, 1], [1, 1, 1]]
     ratio.sum().backward()
     assert new.grad.tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+# The trainer's log-probability of each token less the engine's: turn A [0.1, 0.9], turn B [-0.2].
+MISMATCH = torch.tensor([[0.0, 0.1, 0.9, 0.0, -0.2, 0.0]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("level", "truncated", "masked"),
+    [
+        ("token", (1.105171, 1.5, 0.818731), (1.105171, 0.0, 0.818731)),
+        ("turn", (1.5, 1.5, 0.818731), (0.0, 0.0, 0.818731)),
+        ("sequence", (1.305605, 1.305605, 1.305605), (1.305605, 1.305605, 1.305605)),
+    ],
+)
+@pytest.mark.parametrize("garbage", [0.0, math.nan, math.inf])
+def test_right_values_of_mismatch_corrections(level, truncated, masked, garbage):
+    trainer = torch.where(TURN >= 0, MISMATCH, garbage).requires_grad_()
+    for kind, (first, second, third) in (("truncate", truncated), ("mask", masked)):
+        factor = ratios.mismatch_correction(trainer, torch.zeros_like(MISMATCH), TURN, kind, level, threshold=1.5)
+        assert_close(factor, torch.tensor([[1, first, second, 1, third, 1]]).double(), atol=1e-6, rtol=0)
+        assert not factor.requires_grad
+
+
+def test_a_sequence_beyond_the_threshold_is_masked_as_a_whole():
+    factor = ratios.mismatch_correction(MISMATCH, torch.zeros_like(MISMATCH), TURN, "mask", "sequence", threshold=1.3)
+    assert_close(factor, torch.tensor([[1.0, 0, 0, 1, 0, 1]]).double())
+
+
+def test_an_engine_that_renormalises_over_what_it_kept_biases_the_ratio_by_the_mass():
+    """Logits [2, 1, 0, -1], top-p 0.8 keeps two tokens of mass 0.880797."""
+    logprobs = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64).log_softmax(0)
+    engine = logprobs[:2].log_softmax(0)
+    new, old, turn = logprobs[:1][None], engine[:1][None], torch.tensor([[0]])
+    assert ratios.importance_ratio(new, old, turn).item() == pytest.approx(0.880797, abs=1e-6)
+    assert ratios.mismatch_correction(new, old, turn).item() == pytest.approx(0.880797, abs=1e-6)
+    assert ratios.importance_ratio(new, new, turn).item() == 1.0  # to the trainer's own, the ratio is right
+
+
+def test_a_threshold_that_would_hold_agreement_down_is_refused():
+    with pytest.raises(ValueError, match="threshold"):
+        ratios.mismatch_correction(MISMATCH, MISMATCH, TURN, threshold=0.5)

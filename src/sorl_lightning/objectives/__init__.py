@@ -2,8 +2,9 @@
 
 from sorl_lightning.objectives.distillation import Distillation
 from sorl_lightning.objectives.imitation import Imitation
+from sorl_lightning.objectives.mismatch import Mismatch
 from sorl_lightning.objectives.objective import HasCriticRewards, HasOldPolicy, Metrics, Objective, TeacherObjective
-from sorl_lightning.objectives.policy_gradient import Mismatch, PolicyGradient
+from sorl_lightning.objectives.policy_gradient import PolicyGradient
 
 __all__ = [
     "Distillation",

@@ -13,30 +13,12 @@ from torch import Tensor
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.divergences import sampled_divergence
 from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted, weighted_sum
-from sorl_lightning.functional.ratios import Correction, Level, importance_ratio, mismatch_correction
+from sorl_lightning.functional.ratios import Level, importance_ratio
 from sorl_lightning.functional.turns import pooled
 from sorl_lightning.objectives.advantages import GROUP_KINDS, TURN_KINDS, Kind, advantages_of
+from sorl_lightning.objectives.mismatch import Mismatch, mismatch_kl
 from sorl_lightning.objectives.objective import Metrics, Objective
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
-
-
-@dataclass(frozen=True, kw_only=True)
-class Mismatch:
-    """How the loss makes up for an engine whose probabilities differ from the trainer's.
-
-    Args:
-        correction: "truncate" holds the ratio of the two at ``threshold``; "mask" leaves out what is above it.
-        level: what that ratio is pooled over.
-        threshold: largest factor, at least 1.
-    """
-
-    correction: Correction = "truncate"
-    level: Literal["token", "turn", "sequence"] = "token"
-    threshold: float = 2.0
-
-    def __post_init__(self) -> None:
-        if not self.threshold >= 1:
-            raise ConfigurationError(f"objective.mismatch.threshold must be at least 1, got {self.threshold}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +47,8 @@ class PolicyGradient(Objective):
         kl_coefficient: weight of the KL to the reference; 0 needs no reference model.
         kl_in: "loss", or "reward": k1 is taken off each token's reward, which needs advantage "gae".
         kl_estimator: in the loss. "k2" has the gradient of the reverse KL, "k3" that of the forward KL.
+        kl_on: tokens that the KL in the loss is taken at: "all", or "signal", those whose advantage is not 0, so that
+            groups without signal pull on nothing.
         entropy_coefficient: weight of the entropy bonus.
         i_know: allows the ratio "turn_sum".
 
@@ -84,6 +68,7 @@ class PolicyGradient(Objective):
     kl_coefficient: float = 0.0
     kl_in: Literal["loss", "reward"] = "loss"
     kl_estimator: Literal["k2", "k3"] = "k2"
+    kl_on: Literal["all", "signal"] = "all"
     entropy_coefficient: float = 0.0
     i_know: bool = False
 
@@ -121,6 +106,29 @@ class PolicyGradient(Objective):
                 self.kl_in == "loss" or self.advantage == "gae",
                 "objective.kl_in='reward' changes the reward of single tokens, which only objective.advantage='gae' "
                 f"reads, got {self.advantage!r}: use kl_in='loss'",
+            ),
+            (
+                self.kl_in == "loss" or self.kl_coefficient > 0,
+                "objective.kl_in='reward' takes nothing off the reward at objective.kl_coefficient=0: set the "
+                "coefficient, or leave kl_in out",
+            ),
+            (
+                self.kl_in == "loss" or (self.kl_estimator, self.kl_on) == ("k2", "all"),
+                f"objective.kl_estimator={self.kl_estimator!r} and objective.kl_on={self.kl_on!r} shape the KL in the "
+                "loss, and objective.kl_in='reward' takes k1 off the reward of every token: leave them out",
+            ),
+            (
+                self.kl_on == "all" or self.kl_coefficient > 0,
+                f"objective.kl_on={self.kl_on!r} needs a KL term, and objective.kl_coefficient=0 has none",
+            ),
+            (
+                self.advantage_pooling == "none" or self.advantage == "gae",
+                "objective.advantage_pooling='turn' averages the advantages of a turn, which differ within one under "
+                f"objective.advantage='gae' only, got {self.advantage!r}: leave it out",
+            ),
+            (
+                not self.i_know or self.ratio == "turn_sum",
+                f"objective.i_know=true allows objective.ratio='turn_sum', got {self.ratio!r}: leave it out",
             ),
             (
                 self.turn_discount == 1 or self.advantage in TURN_KINDS,
@@ -212,15 +220,10 @@ class PolicyGradient(Objective):
         if self.advantage_pooling == "turn":
             advantages = pooled(advantages, batch.turn, batch.trajectory)
         if batch.old_logprobs is not None:
-            mismatch = sampled_divergence(batch.behaviour_logprobs, batch.old_logprobs, "k3")
-            metrics["mismatch_kl"] = torch.where(batch.generated, mismatch, 0)
+            metrics["mismatch_kl"] = mismatch_kl(batch)
             if self.mismatch is not None:
-                settings = (self.mismatch.correction, self.mismatch.level, self.mismatch.threshold)
-                factor = mismatch_correction(
-                    batch.old_logprobs, batch.behaviour_logprobs, batch.turn, *settings, trajectory=batch.trajectory
-                )
-                metrics["mismatch_factor"] = factor
-                advantages = advantages * factor
+                metrics["mismatch_factor"] = self.mismatch.factor(batch)
+                advantages = advantages * metrics["mismatch_factor"]
         return advantages, metrics
 
     def _regularizer(
@@ -231,8 +234,12 @@ class PolicyGradient(Objective):
         if batch.reference_logprobs is not None:
             metrics["reference_kl"] = (logprobs - batch.reference_logprobs).detach()
             if self.kl_in == "loss":
-                divergence = sampled_divergence(logprobs, batch.reference_logprobs, self.kl_estimator)
-                parts.append(self.kl_coefficient * weighted_sum(divergence, weights))
+                at = batch.generated if self.kl_on == "all" else batch.generated & (batch.advantages != 0)
+                # Elsewhere both are 0, and so are the divergence and its gradient, whatever stood there.
+                own, reference = (torch.where(at, values, 0) for values in (logprobs, batch.reference_logprobs))
+                parts.append(
+                    self.kl_coefficient * weighted_sum(sampled_divergence(own, reference, self.kl_estimator), weights)
+                )
         if self.entropy_coefficient:
             parts.append(-self.entropy_coefficient * weighted_sum(entropy, weights))
         return (sum(parts[1:], parts[0]) if parts else None), metrics
