@@ -5,7 +5,7 @@ VENV := .venv
 VLLM := .venv-vllm
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test test-vllm test-worlds lint clean vllm
+.PHONY: demo docs test test-vllm test-worlds lint clean vllm
 
 demo: $(VENV)/.demo
 	$(VENV)/bin/sorl demo
@@ -23,6 +23,10 @@ vllm: $(VLLM)/.ready
 test-worlds: $(VENV)/.worlds
 	$(VENV)/bin/pytest -q tests/rollout/test_alfworld.py tests/rollout/test_multiple_choice.py
 
+# The documentation as a site in site/; a warning is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
 lint: $(VENV)/.dev
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -32,7 +36,8 @@ lint: $(VENV)/.dev
 $(VENV)/.demo: EXTRAS := textworld
 $(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,smollm2,webshop,scienceworld,dev
 $(VENV)/.worlds: EXTRAS := textworld,vllm,search,lora,smollm2,webshop,scienceworld,alfworld,hpo,dev
-$(VENV)/.demo $(VENV)/.dev $(VENV)/.worlds: pyproject.toml constraints.txt
+$(VENV)/.docs: EXTRAS := docs
+$(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.worlds: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
