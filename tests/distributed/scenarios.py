@@ -22,6 +22,7 @@ from sorl_lightning import ranks
 from sorl_lightning.callbacks import ClippingTriggeredNormalization
 from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
+from sorl_lightning.lora import LoRA
 from sorl_lightning.models import Loaded, SmallLlama
 from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
@@ -47,6 +48,14 @@ class DoubleLlama(SmallLlama):
         return model.double(), tokenizer
 
 
+class DoubleLoRA(LoRA):
+    """Adapters in float64."""
+
+    def load(self) -> Loaded:
+        model, tokenizer = super().load()
+        return model.double(), tokenizer
+
+
 LLAMA = DoubleLlama(**{**dataclasses.asdict(TINY), "num_hidden_layers": 2})
 
 
@@ -61,15 +70,22 @@ class Recorder(L.Callback):
         self.tokens: list[int] = []
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.norms.append(float(gradient_norm(p.grad for p in pl_module.parameters())))
-        whole_ones = [whole(p.grad).flatten() for p in pl_module.parameters()]
+        gradients = [p.grad for p in pl_module.parameters() if p.requires_grad]
+        self.norms.append(float(gradient_norm(gradients)))
+        whole_ones = [whole(gradient).flatten() for gradient in gradients]
         self.gradients.append(torch.cat(whole_ones).numpy().copy())
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         self.tokens.append(int(batch.generated.sum()))
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
-            self.figures.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+            self._keep_figures(trainer)
             self.parameters.append(flat(pl_module))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self._keep_figures(trainer)  # those of the last update, which the module logs after callbacks have looked
+
+    def _keep_figures(self, trainer: Any) -> None:
+        self.figures.append({name: float(value) for name, value in trainer.callback_metrics.items()})
 
 
 class Norms(ClippingTriggeredNormalization):

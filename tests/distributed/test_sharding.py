@@ -13,6 +13,7 @@ from processes import launch
 from doubles import ScriptedEngine
 from sorl_lightning.callbacks import ClippingTriggeredNormalization
 from sorl_lightning.critic import Critic
+from sorl_lightning.models import Pretrained
 from sorl_lightning.objectives import PolicyGradient
 
 pytestmark = pytest.mark.distributed
@@ -119,8 +120,20 @@ def test_weights_are_those_of_the_whole_batch(aggregation) -> None:
 
 @pytest.mark.parametrize("plan", [{"activation_checkpointing": True}, {"cpu_offload": True}], ids=str)
 def test_plans_change_memory_and_not_numbers(plan) -> None:
-    settings = {**FIVE, "plan": plan}
-    agree(scenarios.run("auto", 1, FIVE), launch(scenarios.run, 2, "fsdp2", 2, settings))
+    settings = {**FIVE, "objective": PolicyGradient(entropy_coefficient=0.01), "switch": {"rule": "plus1"}}
+    agree(scenarios.run("auto", 1, settings), launch(scenarios.run, 2, "fsdp2", 2, {**settings, "plan": plan}))
+
+
+def test_adapters_alone_are_trained_and_normalized(tmp_path) -> None:
+    pytest.importorskip("peft")
+    model, tokenizer = scenarios.LLAMA.load()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    source = scenarios.DoubleLoRA(base=Pretrained(path=str(tmp_path)), rank=4)
+    settings = {**FIVE, "source": source, "switch": {"rule": "plus1"}, "micro_batches": 2}
+    one = scenarios.run("auto", 1, settings)
+    assert any(factor < 1 for _, _, factor in one["switch"])
+    agree(one, launch(scenarios.run, 2, "fsdp2", 2, settings))
 
 
 def test_an_untied_head() -> None:
