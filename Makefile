@@ -34,8 +34,8 @@ lint: $(VENV)/.dev
 
 # A stamp a set of extras: nothing is installed again while pyproject.toml and constraints.txt stay as they are.
 $(VENV)/.demo: EXTRAS := textworld
-$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,smollm2,webshop,scienceworld,dev
-$(VENV)/.worlds: EXTRAS := textworld,vllm,search,lora,smollm2,webshop,scienceworld,alfworld,hpo,dev
+$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,report,smollm2,webshop,scienceworld,dev
+$(VENV)/.worlds: EXTRAS := textworld,vllm,search,lora,report,smollm2,webshop,scienceworld,alfworld,hpo,dev
 $(VENV)/.docs: EXTRAS := docs
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.worlds: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)

@@ -64,10 +64,13 @@ class TrajectoryFiles:
             unfinished(path).write_bytes(kept)
             install(unfinished(path), path)
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
+    def lines(self) -> Iterator[bytes]:
+        """Whole lines as they stand in the files."""
         for path in self.paths:
-            for line in whole_lines(path.read_bytes()):
-                yield orjson.loads(line)
+            yield from whole_lines(path.read_bytes())
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return map(orjson.loads, self.lines())
 
 
 def whole_lines(held: bytes) -> Sequence[bytes]:

@@ -25,7 +25,7 @@ TOPICS = {
     "data": "the environment, the engine, the sizes of a collection and of its updates",
     "trainer": "Lightning's: max_epochs (collections), devices, strategy, gradient_clip_val, callbacks",
     "checkpoint": "what is saved, when, and where; best_checkpoint likewise",
-    "trajectory_log": "transcripts of sampled episodes",
+    "trajectory_log": "sampled episodes with every token's figures: how many, how often",
     "hf_export": "a Hugging Face folder at the end",
     "warm_start": "a model that another config trains first",
 }
