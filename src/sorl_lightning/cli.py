@@ -187,7 +187,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
 
 
 # Commands beside LightningCLI's: modules, each with a function, or functions by name, under its own name.
-COMMANDS = ("callbacks", "configs", "data", "demo", "doctor", "envs", "export", "report", "tokenizer")
+COMMANDS = ("callbacks", "configs", "data", "demo", "doctor", "envs", "export", "report", "rollout", "tokenizer")
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:
@@ -204,7 +204,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         elif arguments[0] in COMMANDS:
             module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
             words = getattr(module, "words", list)(arguments[1:])  # a module may read its words in a way of its own
-            auto_cli(getattr(module, arguments[0]), args=words, prog=f"sorl {arguments[0]}")
+            settings: dict[str, Any] = {"prog": f"sorl {arguments[0]}", "allow_abbrev": False, "exit_on_error": False}
+            auto_cli(getattr(module, arguments[0]), args=words, **settings)
         else:
             run(arguments)
     except Stopped as stop:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import lightning as L
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -26,7 +26,7 @@ from sorl_lightning.types import RolloutBatch
 
 
 class TrajectoryLog(Callback):
-    """Keep sampled trajectories: as JSON lines with the figures of each token, and as text in TensorBoard.
+    """Keep sampled trajectories: as JSON lines with the figures of each token, and as text in the logger.
 
     The lines stand in ``trajectories/`` in the folder of the run's first logger, beside config.yaml;
     docs/trajectory_log.md describes them. A run without a logger writes none. A resumed run first drops those of
@@ -122,10 +122,19 @@ class TrajectoryLog(Callback):
             return
         text = "\n\n---\n\n".join(transcript(line) for line in lines)
         for logger in trainer.loggers:
-            if isinstance(logger, TensorBoardLogger):
-                logger.experiment.add_text("rollout/trajectories", text, collection.policy_version)
+            log_text(logger, text, collection)
         if self.table:
             pl_module.print(rendered(turns_table(lines, collection.index)))  # above a progress bar, not through it
+
+
+def log_text(logger: Logger, text: str, collection: Collection) -> None:
+    """Give ``text`` to a logger that takes texts: TensorBoard, Weights & Biases, MLflow."""
+    if isinstance(logger, TensorBoardLogger):
+        logger.experiment.add_text("rollout/trajectories", text, collection.policy_version)
+    elif isinstance(logger, WandbLogger):
+        logger.log_text("rollout/trajectories", columns=["collection", "trajectories"], data=[[collection.index, text]])
+    elif isinstance(logger, MLFlowLogger):
+        logger.experiment.log_text(logger.run_id, text, f"trajectories/{collection.index:06d}.md")
 
 
 def run_folder(trainer: L.Trainer) -> Path:
