@@ -132,7 +132,9 @@ def log_text(logger: Logger, text: str, collection: Collection) -> None:
     if isinstance(logger, TensorBoardLogger):
         logger.experiment.add_text("rollout/trajectories", text, collection.policy_version)
     elif isinstance(logger, WandbLogger):
-        logger.log_text("rollout/trajectories", columns=["collection", "trajectories"], data=[[str(collection.index), text]])
+        logger.log_text(
+            "rollout/trajectories", columns=["collection", "trajectories"], data=[[str(collection.index), text]]
+        )
     elif isinstance(logger, MLFlowLogger):
         logger.experiment.log_text(logger.run_id, text, f"trajectories/{collection.index:06d}.md")
 
