@@ -118,6 +118,19 @@ def test_a_bad_reward_leaves_mask_and_denominator_and_its_siblings_are_unharmed(
     assert module.policy_version == 1
 
 
+def test_figures_by_turn_are_told_apart_by_the_trajectories_that_are_left(fit) -> None:
+    def reward(trajectory):  # the first is dropped; the successes that are left are of whom it would stand before
+        return math.nan if (trajectory.group, trajectory.sibling) == (0, 0) else 1.0
+
+    data = rollouts(reward=reward)
+    module = fit(agent(), data)
+    failed = [0.0] * len(module.turn_profile.failed_tokens)
+    for trajectory in data.collection.trajectories:
+        for turn in trajectory.turns if trajectory.is_finite and not trajectory.success else ():
+            failed[turn.index] += len(turn.completion.token_ids)
+    assert module.turn_profile.failed_tokens.tolist() == failed
+
+
 def test_a_bad_logprob_drops_its_trajectory(fit) -> None:
     def script(request):
         ids, logprobs = random_words(request)

@@ -315,7 +315,7 @@ class RolloutDataModule(L.LightningDataModule):
     def collect_rows(self) -> tuple[int, RolloutBatch]:
         """Collect, and turn the trajectories into rows with all that the objective needs."""
         collection = self.collect()
-        sound = [trajectory for trajectory in collection.trajectories if trajectory.is_finite]
+        sound = collection.sound
         rows, unsound = finite_rows(self._learner().annotate(pack(sound), sound))
         dropped = len(collection.trajectories) - len(sound) + unsound
         if dropped:

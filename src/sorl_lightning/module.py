@@ -333,7 +333,7 @@ class AgentModule(L.LightningModule):
     def _record_turns(self, batch: RolloutBatch, batch_idx: int, entropy: Tensor, weights: Tensor) -> None:
         """Add a micro-batch of the collection's first pass to what is known turn by turn."""
         if batch_idx == 0:
-            self._turns = TurnRecords(self._data().collection.trajectories)
+            self._turns = TurnRecords(self._data().collection.sound)
         if self._turns is not None and batch_idx < self._data().mini_batches * self._data().micro_batches:
             self._turns.add(batch, entropy, weights)
 

@@ -14,12 +14,13 @@ import lightning as L
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.plugins import DoublePrecision
 
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine, random_words
 from sorl_lightning import ranks
-from sorl_lightning.callbacks import ClippingTriggeredNormalization
+from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
 from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.lora import LoRA
@@ -28,6 +29,7 @@ from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.sharding import full_weights, gradient_norm, whole
 from sorl_lightning.strategies import FSDP2
+from sorl_lightning.trajectory_files import TrajectoryFiles
 
 warnings.simplefilter("ignore")
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -186,6 +188,22 @@ def cuda_fit(kind: str | None, compute_dtype: Any) -> dict[str, Any]:
     trainer.fit(module, datamodule=data)
     parameters = torch.cat([weight.flatten() for _, weight in full_weights(module.policy_model)]).cpu()
     return {"parameters": parameters.numpy().copy(), "dtype": str(parameters.dtype)}
+
+
+def logged(devices: int, folder: str) -> list[dict[str, Any]]:
+    """The trajectory log of two ranks or one, less what the clock says; of every rank, what it finds on the disk."""
+    logger = TensorBoardLogger(folder, name="", version="run")
+    settings = {
+        "passes": 2,
+        "callbacks": [TrajectoryLog(1, 6)],
+        "trainer_settings": {"logger": logger, "max_epochs": 2},
+    }
+    run("ddp" if devices > 1 else "auto", devices, settings)
+    ranks.gather(None)  # until rank 0 has written
+    lines = list(TrajectoryFiles(Path(folder) / "run/trajectories"))
+    for turn in (turn for line in lines for turn in line["turns"]):
+        del turn["seconds"]
+    return lines
 
 
 class Poison(PolicyGradient):

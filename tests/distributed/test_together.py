@@ -41,6 +41,20 @@ def test_when_all_groups_of_all_ranks_failed_all_stop() -> None:
         launch(scenarios.all_fail_on_one_rank, 2, True)
 
 
+def test_the_trajectory_log_of_two_ranks_is_that_of_one(tmp_path) -> None:
+    (alone,) = launch(scenarios.logged, 1, 1, str(tmp_path / "alone"))
+    for together in launch(scenarios.logged, 2, 2, str(tmp_path / "together")):
+        assert len(together) == len(alone) == 2 * 6
+        for ours, theirs in zip(together, alone, strict=True):
+            for turn, other in zip(ours.pop("turns"), theirs["turns"], strict=True):
+                tokens, others = turn.pop("tokens"), other["tokens"]
+                assert turn == {name: value for name, value in other.items() if name != "tokens"}
+                assert set(tokens) == set(others)
+                for name, values in tokens.items():
+                    assert values == others[name] if name == "piece" else np.allclose(values, others[name], atol=1e-5)
+            assert ours == {name: value for name, value in theirs.items() if name != "turns"}
+
+
 def test_a_checkpoint_is_policy_and_optimiser(tmp_path) -> None:
     for sizes in launch(scenarios.checkpoint_sizes, 2, str(tmp_path)):
         assert sizes["parameters"] > 10_000_000

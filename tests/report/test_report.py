@@ -197,7 +197,7 @@ def test_the_command_writes_the_file_and_takes_the_latest_run(made: list[Path], 
     assert list(tmp_path.iterdir()) == [target]
     for number in (0, 1):
         write_run(tmp_path / f"logs/version_{number}", collections=2, trajectories=0)
-    main(["report", str(tmp_path / "logs"), "--output", str(target)])
+    main(["report", "--output", str(target), str(tmp_path / "logs")])
     assert "holds 2 runs; the latest is" in capsys.readouterr().out
     assert "version_1" in target.read_text()
 
@@ -209,6 +209,7 @@ def test_what_cannot_be_reported_is_a_sentence(made: list[Path], tmp_path: Path,
     assert "is given twice" in refusal(run, run, *output)
     assert "labels: one a run is needed, 1 in all, got 2" in refusal(run, "--labels", "[a,b]", *output)
     assert "must be a file in a folder that exists" in refusal(run, "--output", str(tmp_path / "no/out.html"))
+    assert "runs: name at least one folder" in refusal(*output)
     assert "trajectories must be 0 or more, got -1" in refusal(run, "--trajectories", "-1", *output)
     with SummaryWriter(str(tmp_path / "empty")):
         pass

@@ -86,8 +86,7 @@ class TrajectoryLog(Callback):
         """The trajectories of this rank that are logged, by their numbers in its share; None in other collections."""
         if collection is None or collection.index % self.every_n_collections:
             return None
-        # Numbered as in the rows, which leave out what cannot be trained on.
-        places = [(t.sibling, t.group) for t in collection.trajectories if t.is_finite]
+        places = [(trajectory.sibling, trajectory.group) for trajectory in collection.sound]
         everywhere = sorted(place for share in ranks.gather(places) for place in share)
         chosen = set(everywhere[: self.count])
         return TokenRecords([number for number, place in enumerate(places) if place in chosen])
@@ -107,8 +106,7 @@ class TrajectoryLog(Callback):
             return
         head = {"schema": SCHEMA, "collection": collection.index, "policy_version": collection.policy_version}
         tokenizer = owner_of(Learner, pl_module).tokenizer  # type: ignore[type-abstract]
-        sound = [trajectory for trajectory in collection.trajectories if trajectory.is_finite]
-        own = [{**head, **record_of(sound[n], n, records, tokenizer)} for n in records.chosen.tolist()]
+        own = [{**head, **record_of(collection.sound[n], n, records, tokenizer)} for n in records.chosen.tolist()]
         lines = [line for share in ranks.gather(own) for line in share]
         lines.sort(key=lambda line: (line["sibling"], line["group"]))
         if self._files is not None:

@@ -9,13 +9,23 @@ from pathlib import Path
 from sorl_lightning.checkpoints import install, unfinished
 from sorl_lightning.errors import ConfigurationError
 
+FLAGS = ("-h", "--help", "--print_config")  # options without a value
+
 
 def words(arguments: Sequence[str]) -> list[str]:
-    """Arguments with the runs, which are words of their own, as the one list that ``report`` takes."""
-    options = [place for place, word in enumerate(arguments) if word.startswith("-")]
-    first = options[0] if options else len(arguments)
-    runs = list(arguments[:first])
-    return [*([json.dumps(runs)] if runs else []), *arguments[first:]]
+    """Arguments with the runs, which are words of their own, as the one list that ``report`` takes.
+
+    Raises:
+        ConfigurationError: there is no run.
+    """
+    runs: list[str] = []
+    options: list[str] = []
+    for word in arguments:
+        valued = options and options[-1].startswith("--") and "=" not in options[-1] and options[-1] not in FLAGS
+        (options if word.startswith("-") or valued else runs).append(word)
+    if not runs and not any(option in FLAGS for option in options):
+        raise ConfigurationError("runs: name at least one folder that a sorl fit has written, as in sorl report RUN")
+    return [*([json.dumps(runs)] if runs else []), *options]
 
 
 def report(

@@ -66,6 +66,11 @@ class Collection:
         """All that was rolled out, trained or not: what figures about the policy are taken of."""
         return self.trajectories + self.discarded
 
+    @property
+    def sound(self) -> tuple[Trajectory, ...]:
+        """Those that can be trained on, as the rows' ``trajectory`` numbers them."""
+        return tuple(trajectory for trajectory in self.trajectories if trajectory.is_finite)
+
     def to(self, *_: object, **__: object) -> Collection:
         """Itself: nothing here lives on a device, and Lightning asks."""
         return self

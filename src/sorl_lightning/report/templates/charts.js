@@ -65,7 +65,7 @@ function draw(figure) {
   const layout = themed(AXES[along]);
   if (chart.share) Object.assign(layout.yaxis, { range: [-0.03, 1.03], tickformat: ".0%" });
   if (chart.share && chart.unit !== "share of trajectories") delete layout.yaxis.range, layout.yaxis.rangemode = "tozero";
-  if (chart.logarithmic) layout.yaxis.type = "log", layout.yaxis.dtick = 1;
+  if (chart.logarithmic) layout.yaxis.type = "log";
   layout.uirevision = along;
   const drawn = traces(chart, along);
   Plotly.react(figure.querySelector(".plot"), drawn, layout, CONFIG);
