@@ -40,7 +40,8 @@ PAGES += [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md
 ROOMS = ("functional", "rollout", "callbacks", "control", "critic", "datamodule", "interfaces", "models", "module",
          "objectives", "lora", "packaged", "adapters", "cache", "streams", "teachers", "student_teacher",
          "turn_records", "tally", "step_guard", "sharding", "strategies", "ranks", "checkpoints", "testing",
-         "types", "errors", "cli", "commands", "trajectory_files", "report")  # fmt: skip
+         "types", "errors", "cli", "commands", "trajectory_files", "report", "annotation", "figures",
+         "combinations")  # fmt: skip
 
 
 def label(page: Path) -> str:

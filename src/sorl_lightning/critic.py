@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,6 +61,17 @@ class Critic:
             raise ConfigurationError(
                 "critic.source is the model of an own backbone: leave it out with backbone='policy'"
             )
+
+    def network(self, policy_source: ModelSource, policy: PreTrainedModel) -> ValueHead | ValueNetwork:
+        """What gives the values, untrained."""
+        if self.backbone == "policy":
+            return ValueHead(policy)
+        return ValueNetwork((self.source or policy_source).load()[0])
+
+    def parameter_group(self, network: nn.Module) -> dict[str, Any]:
+        """The network's trainable parameters as an optimiser takes them, with their learning rate if it has one."""
+        group: dict[str, Any] = {"params": [p for p in network.parameters() if p.requires_grad]}
+        return group if self.lr is None else {**group, "lr": self.lr}
 
     def estimate(self, rows: RolloutBatch, after: Tensor, rewards: Tensor, truncated: Tensor) -> RolloutBatch:
         """``rows`` with values, returns and advantages.
