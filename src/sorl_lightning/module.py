@@ -31,7 +31,7 @@ from sorl_lightning.sharding import ShardingPlan, gradient_norm
 from sorl_lightning.step_guard import StepGuard
 from sorl_lightning.student_teacher import check_teacher, forward
 from sorl_lightning.tally import Tally
-from sorl_lightning.teachers import Teacher
+from sorl_lightning.teachers import FullTeacher, Teacher
 from sorl_lightning.turn_records import TurnRecords
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
 
@@ -117,6 +117,8 @@ class AgentModule(L.LightningModule):
             critics = [] if self.value_network is None else [self.value_network]
             for network in (self.policy, *critics, *self._frozen.values()):
                 plan.apply(network, self.device_mesh["data_parallel"])
+            if isinstance(self.teacher, FullTeacher):
+                self.teacher.shard(self.device_mesh["data_parallel"])
 
     @override
     def setup(self, stage: str) -> None:

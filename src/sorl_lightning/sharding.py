@@ -51,6 +51,16 @@ class ShardingPlan:
             fully_shard(module, reshard_after_forward=True, **settings)
 
 
+def shard_layers(network: nn.Module, mesh: DeviceMesh) -> None:
+    """Shard the decoder layers of a frozen ``network`` over ``mesh``, each in its own dtype.
+
+    Embeddings and output layer stay whole on every rank: they are read outside of a forward pass.
+    """
+    network.to(mesh.device_type)
+    for layer in decoder_layers(network):
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True)
+
+
 def decoder_layers(network: nn.Module) -> Sequence[nn.Module]:
     """The layers of a causal language model: the children of its largest ModuleList, the outermost of equals.
 

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.chunked_topk import chunked_topk
 from sorl_lightning.interfaces import Interface
 from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, Readout, predicted
+from sorl_lightning.sharding import is_sharded, shard_layers
 from sorl_lightning.types import RolloutBatch, TeacherScores
 
 TOKENS_AT_ONCE = 16_384  # padded tokens of rows that go through the teacher together
@@ -61,11 +64,17 @@ class FullTeacher(Teacher):
         """The model itself."""
         ...
 
+    @abstractmethod
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Spread over the ranks of ``mesh``, once, after ``attach``."""
+        ...
+
 
 class LocalTeacher(FullTeacher):
     """A frozen causal language model beside the student, in its own dtype.
 
-    It is kept outside of the module that trains, so no checkpoint holds it.
+    It is kept outside of the module that trains, so no checkpoint holds it. Under FSDP2 its decoder layers are sharded,
+    and its output layer is whole on every rank.
 
     Args:
         source: where it comes from: a source such as Pretrained, or a folder or Hub id.
@@ -98,11 +107,17 @@ class LocalTeacher(FullTeacher):
     def readout(self, batch: RolloutBatch) -> Readout:
         """Hidden states, some rows at a time; the output layer is cut to the student's vocabulary."""
         start = time.perf_counter()
-        network = self._attached().to(batch.turn.device)
+        network = self._attached()
+        chunks = list(_row_chunks(batch))
+        own = len(chunks)
+        if is_sharded(network):
+            # Sharded layers run as often on every rank: once more over the first row where there are no more.
+            chunks += [slice(0, 1)] * (max(ranks.gather(own)) - own)
+        else:
+            network.to(batch.turn.device)
         parts = [
-            network.readout(batch.input_ids[rows], batch.position_ids[rows], batch.generated[rows])
-            for rows in _row_chunks(batch)
-        ]
+            network.readout(batch.input_ids[rows], batch.position_ids[rows], batch.generated[rows]) for rows in chunks
+        ][:own]
         self.seconds += time.perf_counter() - start
         return Readout(torch.cat([part.hidden for part in parts]), parts[0].head_weight[: self._vocabulary])
 
@@ -117,6 +132,10 @@ class LocalTeacher(FullTeacher):
         ids, logprobs, sampled = (_placed(values, mask).cpu() for values in found)
         self.seconds += time.perf_counter() - start
         return TeacherScores(ids=ids, logprobs=logprobs.float(), sampled_logprobs=sampled.float())
+
+    def shard(self, mesh: DeviceMesh) -> None:
+        """Shard the decoder layers."""
+        shard_layers(self._attached(), mesh)
 
     @property
     def model(self) -> PreTrainedModel:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import sys
 import time
+import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
 
 from sorl_lightning.callbacks import TCODF2B, KLScheduleTransition, RolloutDepthController
 from sorl_lightning.callbacks.turn_diagnosis import by_turn
+from sorl_lightning.cli import ADVICE
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.functional.depth import is_probe
 from sorl_lightning.models import Readout
@@ -20,7 +26,7 @@ from sorl_lightning.module import AgentModule
 from sorl_lightning.objectives import Distillation
 from sorl_lightning.teachers import LocalTeacher
 from sorl_lightning.types import RolloutBatch
-from studies.turnopd.world import LIMITS, QUIET, Coin
+from studies.turnopd.world import LIMITS, MODELS, QUIET, Coin
 
 ARMS: dict[str, Callable[[], list[Callback]]] = {
     "vanilla": list,
@@ -30,6 +36,8 @@ ARMS: dict[str, Callable[[], list[Callback]]] = {
     "hard": lambda: [KLScheduleTransition("hard")],
     "tcod_f2b": lambda: [TCODF2B()],
 }
+TRAJECTORIES = 32  # of a collection, which is one update
+LEARNING_RATE = 1e-3
 PHASES = ("rollout", "probe", "teacher", "update", "validation")
 
 
@@ -72,9 +80,12 @@ class Ledger(Callback):
         self._lap("update" if batch_idx else "probe" if probe else "rollout")
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._lap("update")
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._lap("update")
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:  # before training
+            return
         self._lap("validation")
         success = float(trainer.callback_metrics["val/success"])
         cpu = {f"cpu_{name}": value for name, value in self.cpu.items()}
@@ -100,25 +111,68 @@ class Ledger(Callback):
         )
 
 
-def run(arm: str, seed: int, models: Path, collections: int, tasks: int) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How large a run is.
+
+    Attributes:
+        collections: of 32 trajectories, one update each.
+        evaluations: how often it is measured, evenly spaced.
+        tasks: of an evaluation.
+    """
+
+    collections: int
+    evaluations: int
+    tasks: int
+
+    @property
+    def arguments(self) -> list[str]:
+        return [str(self.collections), str(self.evaluations), str(self.tasks)]
+
+
+def run(arm: str, seed: int, size: Size) -> dict[str, Any]:
     """Distil the student once; everything that is drawn depends on ``seed``."""
     L.seed_everything(seed, verbose=False)
-    teacher = TimedTeacher(str(models / "teacher"))
+    teacher = TimedTeacher(str(MODELS["teacher"]))
     module = AgentModule(
-        str(models / "student"),
+        str(MODELS["student"]),
         Distillation(),
-        lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+        lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0),
         teacher=teacher,
     )
+    validation = Evaluation(n=1, temperature=0.85)
     data = RolloutDataModule(
-        Coin(tasks=tasks), tasks_per_collection=32, validation=Evaluation(n=1, temperature=0.85), seed=seed, **LIMITS
+        Coin(tasks=size.tasks), tasks_per_collection=TRAJECTORIES, validation=validation, seed=seed, **LIMITS
     )
     switches = ARMS[arm]()
     ledger = Ledger(teacher, any(isinstance(switch, RolloutDepthController) for switch in switches))
-    every = max(1, collections // 15)
-    trainer = L.Trainer(max_epochs=collections, check_val_every_n_epoch=every, callbacks=[*switches, ledger], **QUIET)
+    trainer = L.Trainer(
+        max_epochs=size.collections, check_val_every_n_epoch=size.collections // size.evaluations,
+        gradient_clip_val=1.0, callbacks=[*switches, ledger], **QUIET,
+    )  # fmt: skip
+    trainer.validate(module, datamodule=data, verbose=False)
+    start = float(trainer.callback_metrics["val/success"])
     trainer.fit(module, datamodule=data)
     return {
-        "arm": arm, "seed": seed, "collections": collections, "evaluation_tasks": tasks, "cpu": ledger.cpu,
-        "wall": ledger.wall, "evaluations": ledger.evaluations, "history": ledger.collections,
+        "arm": arm, "seed": seed, **vars(size), "start": start, "cpu": ledger.cpu, "wall": ledger.wall,
+        "evaluations": ledger.evaluations, "history": ledger.collections,
     }  # fmt: skip
+
+
+def main() -> None:
+    """Run one arm and seed, and write its file when it is done."""
+    arm, seed, result, *size = sys.argv[1:]
+    for advice in ADVICE:
+        warnings.filterwarnings("ignore", advice)
+    figures = run(
+        arm, int(seed), Size(**dict(zip(("collections", "evaluations", "tasks"), map(int, size), strict=True)))
+    )
+    partial = Path(result).with_suffix(".partial")
+    partial.write_text(json.dumps(figures) + "\n")
+    partial.rename(result)
+    cpu, wall = (sum(figures[clock].values()) for clock in ("cpu", "wall"))
+    print(f"success {figures['evaluations'][-1]['success']:.2f}, {cpu:.0f} cpu s, {wall:.0f} s")
+
+
+if __name__ == "__main__":
+    main()

@@ -19,7 +19,7 @@ from lightning.pytorch.plugins import DoublePrecision
 
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine, random_words
-from sorl_lightning import ranks
+from sorl_lightning import ranks, teachers
 from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
 from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
@@ -273,3 +273,9 @@ def checkpoint_sizes(folder: str) -> dict[str, int]:
     ).fit(module, datamodule=data)  # fmt: skip
     count = sum(weight.numel() for _, weight in full_weights(module.policy_model))
     return {"parameters": count, "bytes": Path(folder, "last.ckpt").stat().st_size}
+
+
+def in_small_chunks(kind: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """``run`` with a teacher that takes a row or two at a time, so not as often on every rank."""
+    teachers.TOKENS_AT_ONCE = 64
+    return run(kind, devices, settings)

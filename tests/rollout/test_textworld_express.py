@@ -260,6 +260,9 @@ def test_skip_seeds_and_gold_lengths_filter():
         ({"parameters": "numLocations"}, "it needs a whole number"),
         ({"min_gold": 5, "max_gold": 4}, "max_gold is 4, below min_gold"),
         ({"skip_seeds": -1}, "skip_seeds is -1"),
+        ({"expert": "oracle"}, "expert is 'oracle', it can be one of: gold, explorer"),
+        ({"expert": "explorer"}, "plays coin with includeDoors: 0, and this is coin \\(defaults\\)"),
+        ({"expert": "explorer", "game": "twc"}, "plays coin with includeDoors: 0, and this is twc"),
     ],
 )
 def test_settings_that_cannot_work_are_refused_at_once(settings, sentence):
@@ -339,6 +342,48 @@ def test_the_expert_finds_back_to_success_from_off_the_gold_path(game):
         with contextlib.suppress(LookupError):
             found += episode._over or by_the_expert(episode)[-1].info["success"]
     assert found >= 7
+
+
+def test_the_explorer_enters_no_room_twice_but_on_its_way():
+    environment = world(tasks=20, expert="explorer")
+    for task in environment.tasks("train"):
+        steps = by_the_expert(started(environment, task))
+        assert steps[-1].info["success"]
+        assert len(steps) <= 6  # four rooms: two dead ends at most before the last, and the coin
+
+
+def test_the_explorer_goes_on_from_anywhere_and_back_to_a_coin_that_was_passed():
+    environment, chance = world(tasks=20, expert="explorer"), random.Random(2)
+    passed = 0
+    for task in environment.tasks("train"):
+        episode = started(environment, task)
+        seen = False
+        for _ in range(6):
+            actions = [action for action in episode.admissible_actions() if action != "take coin"]
+            seen |= len(actions) < len(episode.admissible_actions())
+            episode.step(chance.choice(actions))
+        steps = by_the_expert(episode)
+        passed += seen and len(steps) > 1
+        assert steps[-1].info["success"]
+        assert len(steps) <= (4 if seen else 6)
+    assert passed >= 5
+
+
+def test_the_explorer_knows_no_more_than_the_agent():
+    """Two games that look alike so far get the same action, wherever their coins are."""
+    environment = world(tasks=60, expert="explorer")
+    chosen = {}
+    for task in environment.tasks("train"):
+        episode = open_episode(environment)
+        seen = episode.reset(task)[0]["content"]
+        for _ in range(3):
+            action = episode.expert_action()
+            assert chosen.setdefault(seen, action) == action
+            step = episode.step(action)
+            seen += f"\n{action}\n{step.observation}"
+            if step.terminated:
+                break
+    assert len(chosen) < 150  # of 180 looks at most: games were alike
 
 
 def test_prototypes_are_plain_data():

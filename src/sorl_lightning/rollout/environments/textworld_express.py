@@ -24,6 +24,7 @@ from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.environment import Environment, Step
 from sorl_lightning.rollout.environments import jvm
 from sorl_lightning.rollout.environments import textworld_expert as expert
+from sorl_lightning.rollout.environments.textworld_explorer import explorer_action
 from sorl_lightning.rollout.environments.textworld_games import GameKey, canonical_parameters
 from sorl_lightning.rollout.environments.textworld_simulator import state_after, task_description
 from sorl_lightning.rollout.environments.textworld_text import condensed, tidy
@@ -68,6 +69,9 @@ class TextWorldExpress(Environment):
             -1); "success": 1 for the action that solves the task.
         show_admissible: append the admissible actions to every observation.
         condense: leave out the game's filler words ("In one part of the room you see a").
+        expert: who answers ``expert_action``. "gold": the package's own agent, whose walk through coin and twc is a
+            random one, and the way back to it; "explorer", for coin without doors: goes to the nearest room not seen
+            yet, from wherever it is.
 
     Step info: "success"; "valid", whether the action was admissible, 1.0 or 0.0; "valid_fraction", its mean over the
     episode so far; "score".
@@ -88,6 +92,7 @@ class TextWorldExpress(Environment):
         reward: Literal["score", "success"] = "score",
         show_admissible: bool = False,
         condense: bool = True,
+        expert: Literal["gold", "explorer"] = "gold",
     ) -> None:
         self.game = game
         self.parameters = parameters
@@ -102,6 +107,7 @@ class TextWorldExpress(Environment):
         self.reward = reward
         self.show_admissible = show_admissible
         self.condense = condense
+        self.expert = expert
         self._parameters = canonical_parameters(game, parameters)
         self._check_settings()
 
@@ -109,9 +115,15 @@ class TextWorldExpress(Environment):
         for name, value, allowed in (
             ("split_by", self.split_by, ("fold", "seed")),
             ("reward", self.reward, ("score", "success")),
+            ("expert", self.expert, ("gold", "explorer")),
         ):
             if value not in allowed:
                 raise ConfigurationError(f"{name} is {value!r}, it can be one of: {', '.join(allowed)}")
+        if self.expert == "explorer" and (self.game != "coin" or "includeDoors=0" not in self._parameters):
+            raise ConfigurationError(
+                f"expert is 'explorer', which plays coin with includeDoors: 0, and this is {self.game} "
+                f"({self._parameters or 'defaults'})"
+            )
         if not 0 <= self.skip_seeds < SEEDS_PER_SPLIT:
             raise ConfigurationError(f"skip_seeds is {self.skip_seeds}, need 0 <= skip_seeds < {SEEDS_PER_SPLIT}")
         if self.max_gold is not None and self.max_gold < self.min_gold:
@@ -178,11 +190,14 @@ class TextWorldExpress(Environment):
         )
 
     def expert_action(self) -> str:
-        """The gold action; off the gold path the first action of a way to success, found by playing ahead.
+        """The gold action; off the gold path the first action of a way to success, found by playing ahead. Or the
+        explorer's.
 
         Raises:
             LookupError: the game is over, or no such way was found near the gold path.
         """
+        if self.expert == "explorer":
+            return explorer_action(self._key, self._actions)
         return expert.expert_action(self._key, self._actions)
 
     def admissible_actions(self) -> tuple[str, ...]:
