@@ -7,8 +7,8 @@ import itertools
 import pytest
 import torch
 
-from conftest import agent
-from distilling import Knowing, flat, rewarded, rollouts, student, watched
+from conftest import TINY, agent
+from distilling import TEACHER, Knowing, flat, rewarded, rollouts, student, watched
 from doubles import Countdown
 from sorl_lightning import callbacks as switches
 from sorl_lightning.errors import ConfigurationError
@@ -109,6 +109,53 @@ def test_turn_decay_changes_the_gradient_as_its_formula_says(fit) -> None:
     decayed = watched(fit, student(), rollouts(), switches.TurnDecay(0.5))
     expected = weighted(fit, lambda b, w: reweighted(w, torch.where(b.turn >= 0, 0.5 ** b.turn.clamp(min=0), 0.0)))
     torch.testing.assert_close(decayed.gradients[0], expected, rtol=1e-6, atol=1e-9)
+
+
+def signals_by_hand(batch) -> TokenSignals:
+    """What student and teacher say of the tokens of ``batch``, from their whole logits."""
+    mask = batch.generated.clone()
+    mask[:, 0] = False
+    mine, theirs = (
+        source.load()[0].double()(input_ids=batch.input_ids).logits[mask.roll(-1, 1)].detach().log_softmax(-1)
+        for source in (TINY, TEACHER)
+    )
+    tops = [logprobs.topk(16).indices for logprobs in (mine, theirs)]
+    found = {
+        "divergence": (mine.exp() * (mine - theirs)).sum(-1),
+        "student_entropy": -(mine.exp() * mine).sum(-1),
+        "teacher_confidence": theirs.exp().amax(-1),
+        "overlap": (tops[0][:, :, None] == tops[1][:, None]).any(-1).double().mean(-1),
+    }
+    placed = {name: values.new_zeros(mask.shape).masked_scatter(mask, values) for name, values in found.items()}
+    return TokenSignals(turn=batch.turn, trajectory=batch.trajectory, **placed)
+
+
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("ATODTurnWeights", turn_factors.disagreement_factors),
+        ("SAGEOPD", lambda found: turn_factors.confidence_factors(found, weak=0.0, strong=0.4)),
+        ("PruneOPD", lambda found: turn_factors.drift_factors(found, rate=0.1)),
+    ],
+)
+def test_weightings_change_the_gradient_as_their_formula_says(fit, name, formula) -> None:
+    watch = watched(fit, student(), rollouts(), MAKE[name]())
+    expected = weighted(fit, lambda batch, weights: reweighted(weights, formula(signals_by_hand(batch))))
+    torch.testing.assert_close(watch.gradients[0], expected, rtol=1e-4, atol=1e-6)  # factors are kept in float32
+    assert (watch.gradients[0] - watched(fit, student(), rollouts()).gradients[0]).abs().max() > 1e-4
+
+
+def test_a_blend_is_the_same_in_any_split(fit) -> None:
+    ends = []
+    for micro_batches in (1, 5, 20):
+        module = student()
+        watched(fit, module, rollouts(micro_batches=micro_batches), switches.KLScheduleTransition(), max_epochs=3)
+        ends.append(flat(module))
+    torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=1e-7)
+    torch.testing.assert_close(ends[2], ends[0], rtol=0, atol=1e-7)
+    plain = student()
+    watched(fit, plain, rollouts(), max_epochs=3)
+    assert (flat(plain) - ends[0]).abs().max() > 1e-6
 
 
 @pytest.mark.parametrize("name", WEIGHTING)

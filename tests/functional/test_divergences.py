@@ -149,6 +149,9 @@ def test_a_vocabulary_is_cut_before_the_softmax_not_after():
     student, teacher = torch.tensor([1.0, 0, 0]), torch.tensor([1.0, 0, 0, 5])
     for kind in KINDS:
         assert divergences.divergence(student, teacher[:3], kind).item() == pytest.approx(0, abs=1e-7)
+    mine, theirs = student.log_softmax(-1), teacher.log_softmax(-1)[:3]  # what it would be after the softmax
+    assert (theirs.exp() * (theirs - mine)).sum().item() == pytest.approx(-0.107221, abs=1e-6)
+    assert (mine.exp() * (mine - theirs)).sum().item() == pytest.approx(3.479852, abs=1e-5)
 
 
 def by_enumeration(estimator, detach=False):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import math
 import time
+import urllib.request
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,7 @@ from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.client import ServerError, words
 from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, buckets
+from sorl_lightning.rollout.vllm.wire import prompt_logprobs_of
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.testing.fake_vllm import FakeVLLM
 from sorl_lightning.types import Completion
@@ -289,6 +292,25 @@ def test_servers_sleep_while_nothing_is_generated(fake: FakeVLLM) -> None:
     control = [route for route, _ in fake.requests if route in ("/sleep", "/wake_up", "/pause", "/resume")]
     assert control == ["/pause", "/resume", "/sleep", "/wake_up", "/pause", "/resume", "/sleep"]
     engine.close()
+
+
+def test_a_prompt_is_scored_the_same_twice_and_its_first_token_not_at_all(fake: FakeVLLM, engine: VLLMEngine) -> None:
+    """Cached prefixes gave stale scores or crashed (vLLM #42245, #8268); position 0 has None."""
+    push(engine, tiny(True), 1)
+    prompt = [1, 2, 3, 4]
+    sampling = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "prompt_logprobs": 0, "logprobs": 0}
+    question = json.dumps({"token_ids": prompt, "sampling_params": sampling}).encode()
+    scored = []
+    for _ in range(2):
+        asked = urllib.request.Request(fake.url + GENERATE, question, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked) as reply:
+            answer = json.load(reply)
+        assert answer["prompt_logprobs"][0] is None
+        scored.append(prompt_logprobs_of(fake.url, answer))
+    assert scored[0] == scored[1]
+    logits = tiny(True)(input_ids=torch.tensor([prompt])).logits[0, :-1]
+    exact = logits.log_softmax(-1).gather(-1, torch.tensor(prompt[1:])[:, None])[:, 0]
+    assert scored[0] == pytest.approx(exact.tolist(), abs=1e-5)
 
 
 def test_the_probe_comes_first_and_every_nth_time(fake: FakeVLLM) -> None:
