@@ -70,6 +70,34 @@ def test_accumulation_and_temperature_follow_the_data(small: list[str]) -> None:
     assert config["data"]["temperature"] == 0.7
 
 
+@pytest.mark.parametrize(
+    ("target", "value", "source", "other"),
+    [
+        ("model.temperature", 0.5, "data.temperature", 1.0),
+        ("trainer.accumulate_grad_batches", 3, "data.micro_batches", 2),
+    ],
+)
+@pytest.mark.parametrize("place", ["config", "section", "named section", "command line"])
+def test_a_linked_setting_is_never_silently_overridden(small, target, value, source, other, place, capsys) -> None:
+    section, name = target.split(".")
+    part = {name: value}
+    Path("part.yaml").write_text(yaml.safe_dump(part))
+    Path("more.yaml").write_text(yaml.safe_dump({section: part if place == "config" else "part.yaml"}))
+    extra = {
+        "config": ["--config", "more.yaml"],
+        "section": [f"--{section}", "part.yaml"],
+        "named section": ["--config", "more.yaml"],
+        "command line": [f"--{target}", str(value)],
+    }[place]
+    text = sentence([*small, *extra], capsys)
+    assert target in text
+    assert source in text
+    if place != "command line":
+        assert f"{target}={value} (in " in text
+        assert f"must equal {source}={other}" in text
+        main([*small, *extra, f"--{source}", str(value)])  # as it says
+
+
 def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -33,6 +33,7 @@ from sorl_lightning.callbacks import (
 from sorl_lightning.commands.pages import asks_for_page, front_page, subcommand_page
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
+from sorl_lightning.linked_settings import check_links, link
 from sorl_lightning.module import AgentModule
 from sorl_lightning.shipped import shipped_file
 from sorl_lightning.trainer_settings import atomic_checkpoints, check_trainer, chosen_strategy
@@ -61,8 +62,7 @@ class AgentCLI(LightningCLI):
 
     @override
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        parser.link_arguments("data.temperature", "model.temperature")
-        parser.link_arguments("data.micro_batches", "trainer.accumulate_grad_batches")
+        link(parser)
         # Before the checkpoint that is resumed from, which holds its memory.
         parser.add_lightning_class_args(BestCheckpoint, "best_checkpoint")
         parser.add_lightning_class_args(ModelCheckpoint, "checkpoint")
@@ -111,6 +111,7 @@ class AgentCLI(LightningCLI):
     @override
     def before_instantiate_classes(self) -> None:
         config = self.config[self.subcommand]
+        check_links(config)
         check_trainer(config.trainer)
         check_checkpoint(config.get("ckpt_path"))
         warm_start = self.config[self.subcommand].get("warm_start")

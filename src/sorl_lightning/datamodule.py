@@ -70,7 +70,8 @@ class RolloutDataModule(L.LightningDataModule):
         mini_batches: optimiser steps a pass; each takes an equal share of the trajectories.
         passes: passes over a collection. ``mini_batches * passes`` optimiser steps a collection is the off-policyness.
         micro_batches: forward and backward passes an optimiser step; equals the trainer's accumulate_grad_batches.
-        token_budget: most padded tokens of a micro-batch; None sets no bound.
+        token_budget: most padded tokens of a micro-batch, at least the context limit: a row may be that long; None sets
+            no bound.
         aggregation: what counts equally in the loss: trajectories, tokens, or turns; "fixed" divides the sum over
             tokens by trajectories x max_turns x max_tokens, whatever was generated (Dr.GRPO).
         resample: rounds in which groups without signal (all siblings have one reward) are replaced by other tasks'
@@ -236,6 +237,7 @@ class RolloutDataModule(L.LightningDataModule):
 
     @override
     def train_dataloader(self) -> RolloutStream:
+        self._check_token_budget()
         plan = UpdatePlan(
             mini_batches=self.mini_batches,
             passes=self.passes,
@@ -299,7 +301,7 @@ class RolloutDataModule(L.LightningDataModule):
         tasks = self.tasks_of_collection(index)
         seed = derive_seed(self.seed, "train", index)
         collector = self._collector(self.engine, self.temperature, self.group_size, self._guests())
-        collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index)
+        collection = self._run(collector, tasks, self.rollout_budget.max_turns, seed, index, self._check_prompts)
         for number in range(self.resample):
             dead = constant_group_ids(collection.trajectories)
             most = max(ranks.gather(len(dead))) * self._trainer().world_size
@@ -329,7 +331,15 @@ class RolloutDataModule(L.LightningDataModule):
         collector = self._collector(engine, self.validation.temperature, self.validation.n)
         return self._run(collector, self.tasks(split), self.max_turns, derive_seed(self.seed, split), 0)
 
-    def _run(self, collector: Collector, tasks: Sequence[Task], max_turns: int, seed: int, index: int) -> Collection:
+    def _run(
+        self,
+        collector: Collector,
+        tasks: Sequence[Task],
+        max_turns: int,
+        seed: int,
+        index: int,
+        check_prompts: Callable[[Sequence[int]], None] | None = None,
+    ) -> Collection:
         """Pull the weights and roll out this rank's share of ``tasks``: every world-size-th, siblings together."""
         learner, trainer = self._learner(), self._trainer()
         own = range(trainer.global_rank, len(tasks), trainer.world_size)
@@ -337,7 +347,8 @@ class RolloutDataModule(L.LightningDataModule):
 
         def attempt() -> Collection:
             self._prepare(collector.engine, learner.policy_model, full_weights(learner.policy_model))
-            return self._loop.run(collector.collect(share, max_turns, seed, index, learner.policy_version, own))
+            playing = collector.collect(share, max_turns, seed, index, learner.policy_version, own, check_prompts)
+            return self._loop.run(playing)
 
         collection = self._despite_outages(attempt)
         if not ranks.anywhere(bool(collection.trajectories)):
@@ -370,6 +381,25 @@ class RolloutDataModule(L.LightningDataModule):
                 f"data.context_limit={limit} is more than the model's {positions} positions (max_position_embeddings)"
             )
         return limit
+
+    def _check_token_budget(self) -> None:
+        """Refuse a budget that one row may exceed."""
+        limit = self._context()
+        if self.token_budget is not None and self.token_budget < limit:
+            raise ConfigurationError(
+                f"data.token_budget={self.token_budget} tokens a micro-batch is less than a row may have, "
+                f"data.context_limit={limit}: raise the budget or lower the limit"
+            )
+
+    def _check_prompts(self, lengths: Sequence[int]) -> None:
+        """Refuse a budget that the first prompts alone exceed, each with one generated token."""
+        least, parts = sum(lengths) + len(lengths), self.mini_batches * self.micro_batches
+        if self.token_budget is not None and least > self.token_budget * parts:
+            raise ConfigurationError(
+                f"data.token_budget={self.token_budget} tokens a micro-batch is too small: the {len(lengths)} first "
+                f"prompts have {least - len(lengths)} tokens, for mini_batches={self.mini_batches} x "
+                f"micro_batches={self.micro_batches} micro-batches; raise data.micro_batches or the budget"
+            )
 
     def _guests(self) -> Guests | None:
         """The expert and the teacher, if they are to play; their turns count as of the policy's version."""

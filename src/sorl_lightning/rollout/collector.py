@@ -148,6 +148,7 @@ class Collector:
         index: int = 0,
         policy_version: int = 0,
         positions: Sequence[int] | None = None,
+        check_prompts: Callable[[Sequence[int]], None] | None = None,
     ) -> Collection:
         """Roll out ``group_size`` siblings of each task to at most ``max_turns`` turns.
 
@@ -156,6 +157,7 @@ class Collector:
         Args:
             seed: every token of the collection depends on it, the task's position, the sibling and the turn alone.
             positions: of the tasks in the whole collection, where these are one rank's share; None: they are all.
+            check_prompts: is given the tokens of each first prompt before anything is sampled, and may raise.
 
         Raises:
             ConfigurationError: a first prompt leaves no room in the context.
@@ -166,6 +168,8 @@ class Collector:
         keys = [TrajectoryKey(task, sibling) for task in by_position for sibling in range(self.group_size)]
         # Every episode opens before the first token is sampled: a prompt that does not fit is found in time.
         opened = await self._together([self._open(key, by_position[key.task], seed) for key in keys])
+        if check_prompts is not None:
+            check_prompts([len(episode.conversation.prompt_ids) for episode in opened if isinstance(episode, _Episode)])
         for key in keys:
             self.engine.open(key)
         results = await self._together(
