@@ -2,10 +2,11 @@
 
     python benchmarks/soak.py --minutes 10
 
-The parent starts fits that resume from the last checkpoint, and kills them: SIGKILL or SIGTERM at random moments.
-Inside, environments raise, the Java process of all games is killed, and the engine fails. What a checkpoint says was
-trained must balance at the end: tasks drawn = trained + dropped and counted, every generated token trained once a
-pass, versions without a gap, and memory, processes and file handles that do not grow.
+The parent starts fits that resume from the last checkpoint, and kills them: SIGKILL or SIGTERM at random moments, some
+before Python has imported the package. Inside, environments raise, the Java process of all games is killed, the engine
+is lost (the collection starts again) or fails for good (the life ends). What a checkpoint says was trained must balance
+at the end: tasks drawn = trained + dropped and counted, every generated token trained once a pass, versions without a
+gap, every SIGTERM obeyed, and memory, processes and file handles that do not grow.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ def fit(folder: Path, seed: int) -> None:
     import torch
     from lightning.pytorch.callbacks import ModelCheckpoint
 
-    from sorl_lightning.callbacks import ClippingTriggeredNormalization, GracefulStop
+    from sorl_lightning.callbacks import ClippingTriggeredNormalization, GracefulStop, stoppable
     from sorl_lightning.checkpoints import AtomicCheckpointIO
     from sorl_lightning.datamodule import RolloutDataModule
-    from sorl_lightning.errors import RolloutError
+    from sorl_lightning.errors import EngineOutage, RolloutError
     from sorl_lightning.models import SmallLlama
     from sorl_lightning.module import AgentModule
     from sorl_lightning.objectives import PolicyGradient
@@ -59,16 +60,18 @@ def fit(folder: Path, seed: int) -> None:
         """Raises now and then, and kills the Java process of all games."""
 
         def step(self, text: str) -> Any:
-            if fault("environment raises", 0.002):
+            if fault("environment raises", 0.004):
                 raise OSError("injected")
-            if jvm._running is not None and fault("java killed", 0.0004):
+            if jvm._running is not None and fault("java killed", 0.001):
                 jvm._running.process.kill()
             return super().step(text)
 
     class Failing(LocalEngine):
-        """Fails now and then, as an engine that is gone."""
+        """Is lost now and then, and comes back with new weights; fails now and then for good."""
 
         async def generate(self, request: Any) -> Any:
+            if fault("engine lost", 0.001):
+                raise EngineOutage("injected")
             if fault("engine fails", 0.0004):
                 raise RolloutError("injected")
             return await super().generate(request)
@@ -126,38 +129,68 @@ def fit(folder: Path, seed: int) -> None:
         callbacks=[GracefulStop(), ClippingTriggeredNormalization(), Books(), saver], plugins=[AtomicCheckpointIO()],
     )  # fmt: skip
     last = folder / "last.ckpt"
-    trainer.fit(module, datamodule=data, ckpt_path=last if last.exists() else None, weights_only=False)
+    with stoppable():  # as the command does
+        (folder / f"{seed}.begun").touch()
+        trainer.fit(module, datamodule=data, ckpt_path=last if last.exists() else None, weights_only=False)
 
 
-def soak(minutes: float, seed: int) -> dict[str, Any]:
-    """Keep a run alive for so many minutes against all faults; its books."""
+def soak(minutes: float, seed: int, least: int) -> dict[str, Any]:
+    """Keep a run alive for so many minutes, and at least so many faults; its books."""
     folder, chance = Path(tempfile.mkdtemp(prefix="soak")), random.Random(seed)
     end, endings, life = time.time() + 60 * minutes, Counter(), 0
-    while time.time() < end:
+    while time.time() < end or sum(faults_inside(folder).values()) + from_outside(endings) < least:
         life += 1
-        command = [sys.executable, __file__, "--fit", str(folder), "--seed", str(1000 * seed + life)]
+        number = 1000 * seed + life
+        command = [sys.executable, __file__, "--fit", str(folder), "--seed", str(number)]
         with (folder / "log.txt").open("a") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log)
-        await_collections(process, folder / "books.txt", chance.randrange(6))
+        await_collections(process, folder / "books.txt", chance.choice((0, 1, 2, 4, 12)))
         try:
-            endings[f"ended by itself with code {process.wait(timeout=chance.uniform(0, 3))}"] += 1
+            endings[f"ended by itself, code {process.wait(timeout=chance.uniform(0, 3))}"] += 1
         except subprocess.TimeoutExpired:
             name = chance.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGTERM))
-            process.send_signal(name)
-            try:
-                endings[f"{name.name} from outside, code {process.wait(timeout=60)}"] += 1
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                endings[f"{name.name} from outside, not obeyed in 60 seconds"] += 1
+            endings[struck(process, name, folder / f"{number}.begun")] += 1
     return balance(folder, endings)
 
 
+def struck(process: subprocess.Popen[bytes], name: signal.Signals, mark: Path) -> str:
+    """Send the signal; how the process ended. Before it has left its mark, Python itself ends at SIGTERM with -15."""
+    begun = mark.exists()
+    process.send_signal(name)
+    try:
+        code = process.wait(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return f"{name.name} from outside, not obeyed in 120 seconds"
+    # Between the look and the signal it may have begun: code 0 is right then too.
+    return f"{name.name} from outside{'' if begun or not code else ' while Python starts'}, code {code}"
+
+
 def await_collections(process: subprocess.Popen[bytes], books: Path, count: int) -> None:
-    """Until so many more collections are in the books, or the process has ended: a fair life on a slow machine too."""
-    lines = len(books.read_text().splitlines()) if books.exists() else 0
-    while process.poll() is None and (len(books.read_text().splitlines()) if books.exists() else 0) < lines + count:
+    """Until so many more collections are in the books, or the process has ended: a fair life on a slow machine too.
+
+    Raises:
+        AssertionError: it hangs.
+    """
+    lines = written = len(books.read_text().splitlines()) if books.exists() else 0
+    last = time.time()
+    while process.poll() is None and written < lines + count:
         time.sleep(0.1)
+        before, written = written, len(books.read_text().splitlines()) if books.exists() else 0
+        last = time.time() if written > before else last
+        assert time.time() < last + 1200, "no collection in 20 minutes"
+
+
+def faults_inside(folder: Path) -> Counter[str]:
+    """Kinds of the faults that the lives wrote down as they struck."""
+    log = folder / "faults.jsonl"
+    return Counter(json.loads(line)["kind"] for line in (log.read_text().splitlines() if log.exists() else []))
+
+
+def from_outside(endings: Counter[str]) -> int:
+    """Signals sent."""
+    return sum(count for name, count in endings.items() if "outside" in name)
 
 
 def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
@@ -170,8 +203,13 @@ def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
 
     saved = torch.load(folder / "last.ckpt", weights_only=False)
     entries = next(state["entries"] for state in saved["callbacks"].values() if "entries" in state)
-    log = folder / "faults.jsonl"
-    faults = Counter(json.loads(line)["kind"] for line in log.read_text().splitlines() if line)
+    faults = faults_inside(folder)
+    right = {f"{name.name} from outside{start}, code {code}" for name, start, code in (
+        (signal.SIGKILL, "", -9), (signal.SIGKILL, " while Python starts", -9),
+        (signal.SIGTERM, "", 0), (signal.SIGTERM, " while Python starts", -15),
+    )}  # fmt: skip
+    # An engine that fails for good, and a collection whose groups all fail, end a life with an error.
+    assert set(endings) <= right | {"ended by itself, code 1"}, endings
     assert [entry["collection"] for entry in entries] == list(range(len(entries)))
     for entry in entries:
         assert entry["drawn"] == entry["trained"] + entry["failed"] == TASKS, entry
@@ -182,9 +220,9 @@ def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
     assert saved["policy_version"] == versions[-1] == 2 * PASSES * len(entries) - entries[-1]["skipped"]
     lives = [[e for e in entries if e["pid"] == pid] for pid in dict.fromkeys(e["pid"] for e in entries)]
     long = [life for life in lives if len(life) >= 8]
+    assert long, "no life was long enough to see a leak: soak for more minutes"
     growth = {
-        name: max((life[-1][name] - life[3][name] for life in long), default=0)
-        for name in ("files", "processes", "threads", "rss")
+        name: max(life[-1][name] - life[3][name] for life in long) for name in ("files", "processes", "threads", "rss")
     }
     assert growth["files"] <= 8, growth
     assert growth["processes"] <= 0, growth
@@ -195,25 +233,37 @@ def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
         "groups failed and counted": sum(e["failed"] for e in entries),
         "tokens generated": sum(e["generated_tokens"] for e in entries),
         "tokens trained": sum(e["trained_tokens"] for e in entries), "policy version": saved["policy_version"],
-        "lives": sum(endings.values()), "endings": dict(endings), "faults inside": dict(faults),
-        "faults": sum(faults.values()) + sum(n for name, n in endings.items() if "outside" in name),
+        "lives": sum(endings.values()), **{f"lives that ended: {name}": n for name, n in sorted(endings.items())},
+        **{f"faults inside: {name}": n for name, n in sorted(faults.items())},
+        "faults": sum(faults.values()) + from_outside(endings),
+        "lives of 8 collections or more": len(long), "collections of the longest": max(map(len, long)),
         "growth in a life, files": growth["files"], "growth in a life, processes": growth["processes"],
         "growth in a life, MiB": round(growth["rss"] / 2**20),
     }  # fmt: skip
 
 
 def main() -> None:
-    """Soak, and print the table."""
+    """Soak, print the table, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--faults", type=int, default=20, help="go on until so many have struck")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path, default=None, help="folder for the table as JSON")
     parser.add_argument("--fit", type=Path, default=None, help="internal: live one life in this folder")
     arguments = parser.parse_args()
     if arguments.fit is not None:
         fit(arguments.fit, arguments.seed)
         return
-    for name, value in soak(arguments.minutes, arguments.seed).items():
+    table = {
+        "minutes": arguments.minutes,
+        "seed": arguments.seed,
+        **soak(arguments.minutes, arguments.seed, arguments.faults),
+    }
+    for name, value in table.items():
         print(f"| {name} | {value} |")
+    if arguments.output is not None:
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        (arguments.output / f"seed_{arguments.seed}.json").write_text(json.dumps(table, indent=2) + "\n")
 
 
 if __name__ == "__main__":

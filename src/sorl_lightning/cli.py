@@ -29,6 +29,7 @@ from sorl_lightning.callbacks import (
     ScalarLayout,
     Stopped,
     TrajectoryLog,
+    stoppable,
 )
 from sorl_lightning.commands.pages import asks_for_page, front_page, subcommand_page
 from sorl_lightning.datamodule import RolloutDataModule
@@ -198,17 +199,20 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     arguments = [argument for argument in arguments if argument != "--debug"]
     sys.path.insert(0, os.getcwd())  # class paths may name the user's own modules, as with python -m
     try:
-        if not arguments or arguments[0] in ("-h", "--help"):
-            front_page(COMMANDS)
-        elif asks_for_page(arguments):
-            subcommand_page(arguments[0], (*arguments, None)[2], run)
-        elif arguments[0] in COMMANDS:
-            module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
-            words = getattr(module, "words", list)(arguments[1:])  # a module may read its words in a way of its own
-            settings: dict[str, Any] = {"prog": f"sorl {arguments[0]}", "allow_abbrev": False, "exit_on_error": False}
-            auto_cli(getattr(module, arguments[0]), args=words, **settings)
-        else:
-            run(arguments)
+        with stoppable():
+            if not arguments or arguments[0] in ("-h", "--help"):
+                front_page(COMMANDS)
+            elif asks_for_page(arguments):
+                subcommand_page(arguments[0], (*arguments, None)[2], run)
+            elif arguments[0] in COMMANDS:
+                module = importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
+                # A module may read its words in a way of its own.
+                words = getattr(module, "words", list)(arguments[1:])
+                prog = f"sorl {arguments[0]}"
+                settings: dict[str, Any] = {"prog": prog, "allow_abbrev": False, "exit_on_error": False}
+                auto_cli(getattr(module, arguments[0]), args=words, **settings)
+            else:
+                run(arguments)
     except Stopped as stop:
         print(f"sorl: {stop}", flush=True)
         raise

@@ -11,8 +11,10 @@ import torch
 
 from conftest import agent
 from doubles import Countdown, ScriptedEngine
-from sorl_lightning.callbacks import GracefulStop, Stopped
+from sorl_lightning import cli
+from sorl_lightning.callbacks import GracefulStop, Stopped, stoppable
 from sorl_lightning.datamodule import RolloutDataModule
+from sorl_lightning.models import SmallLlama
 
 SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
 
@@ -79,3 +81,40 @@ def test_a_collection_in_progress_is_given_up(trainer, tmp_path) -> None:
     module, reason = stopped(trainer, tmp_path, [], engine, fails)
     assert "SIGTERM" in reason
     assert module.policy_version == 2
+
+
+def test_after_a_fit_that_ends_by_itself_signals_mean_what_they_meant(trainer) -> None:
+    before = [signal.getsignal(name) for name in SIGNALS]
+    trainer(accumulate_grad_batches=2, callbacks=[GracefulStop()]).fit(agent(), datamodule=rollouts(ScriptedEngine()))
+    assert [signal.getsignal(name) for name in SIGNALS] == before
+
+
+class Slow(SmallLlama):
+    """A signal arrives while it loads."""
+
+    def load(self):
+        os.kill(os.getpid(), self.number)
+        return super().load()
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_signal_while_the_run_starts_ends_it_cleanly(trainer, name) -> None:
+    before = [signal.getsignal(name) for name in SIGNALS]
+    Slow.number = name
+    engine = ScriptedEngine()
+    slow = Slow(tokenizer="sorl:textworld", hidden_size=32, num_hidden_layers=1)
+    with pytest.raises(Stopped, match=f"^stopped by {name.name}$") as stop, stoppable():
+        trainer(accumulate_grad_batches=2, callbacks=[GracefulStop()]).fit(
+            agent(policy=slow), datamodule=rollouts(engine)
+        )
+    assert stop.value.code == 0
+    assert engine.requests == []
+    assert [signal.getsignal(name) for name in SIGNALS] == before
+
+
+def test_the_command_says_what_stopped_it(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(cli, "run", lambda arguments: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Stopped) as stop:
+        cli.main(["fit"])
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == "sorl: stopped by SIGTERM\n"

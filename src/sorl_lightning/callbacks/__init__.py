@@ -6,7 +6,7 @@ from sorl_lightning.callbacks.clipping_monitor import ClippingMonitor
 from sorl_lightning.callbacks.clipping_triggered_normalization import ClippingTriggeredNormalization
 from sorl_lightning.callbacks.collection_axis import CollectionAxis
 from sorl_lightning.callbacks.depth_schedules import POPD, TCODF2B, TOPD, FixedDepth
-from sorl_lightning.callbacks.graceful_stop import GracefulStop, Stopped
+from sorl_lightning.callbacks.graceful_stop import GracefulStop, Stopped, stoppable
 from sorl_lightning.callbacks.hf_export import HFExport
 from sorl_lightning.callbacks.kl_schedule_transition import KLScheduleTransition
 from sorl_lightning.callbacks.rollout_depth_controller import RolloutDepthController
@@ -42,4 +42,5 @@ __all__ = [
     "TurnDecay",
     "TurnDiagnosis",
     "VLLMSidecar",
+    "stoppable",
 ]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -27,6 +29,25 @@ class Stopped(SystemExit):
     @override
     def __str__(self) -> str:
         return self.reason
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Inside, one of ``SIGNALS`` raises ``Stopped`` at once: there is no optimiser step to finish.
+
+    A run's start (weights that load, a warm start) then ends as its training does. Only the main thread hears signals.
+    """
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        raise Stopped(f"stopped by {signal.Signals(number).name}")
+
+    here = threading.current_thread() is threading.main_thread()
+    handlers = {name: signal.signal(name, receive) for name in SIGNALS} if here else {}
+    try:
+        yield
+    finally:
+        for name, handler in handlers.items():
+            signal.signal(name, handler)
 
 
 class GracefulStop(Callback):
@@ -74,6 +95,10 @@ class GracefulStop(Callback):
             self._stepping = False
             if ranks.anywhere(self._received is not None):
                 self._stop()
+
+    @override
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._restore()  # before Lightning puts back what was there before its own
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
