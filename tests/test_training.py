@@ -8,8 +8,10 @@ import torch
 
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine
+from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError
+from sorl_lightning.models import SmallLlama
 from sorl_lightning.objectives import Imitation, PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
 
@@ -37,6 +39,10 @@ class Recorder(L.Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.figures.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+
+
+def adamw(parameters):
+    return torch.optim.AdamW(parameters, lr=1e-2)
 
 
 def flat(module) -> torch.Tensor:
@@ -130,6 +136,50 @@ def test_a_resumed_run_ends_where_the_uninterrupted_one_does(trainer, tmp_path) 
     resumed = run(4, resume=tmp_path / "last.ckpt")
     assert torch.equal(flat(whole), flat(resumed))
     assert resumed.policy_version == 8
+
+
+WIDE = SmallLlama(tokenizer="sorl:textworld", hidden_size=64, num_hidden_layers=1, context_length=256)
+DEEP = SmallLlama(tokenizer="sorl:textworld", hidden_size=32, num_hidden_layers=2, context_length=256)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using .ckpt_path.")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": WIDE}, r"another model.policy .* its weight \S+ is \[\d+, 32\] there and \[\d+, 64\] here"),
+        ({"policy": DEEP}, r"another model.policy .* is missing there and .32, 32. here"),
+        ({"optimizer": adamw}, r"another model.optimizer than AdamW: its settings are dampening, .*, weight_decay"),
+    ],
+    ids=["wider", "deeper", "optimiser"],
+)
+def test_a_checkpoint_of_another_model_is_refused_in_a_sentence(trainer, tmp_path, settings, message) -> None:
+    saver = L.pytorch.callbacks.ModelCheckpoint(tmp_path, save_last=True, save_on_train_epoch_end=True)
+    trainer(enable_checkpointing=True, callbacks=[saver]).fit(agent(), datamodule=rollouts())
+    engine = ScriptedEngine()
+    with pytest.raises(ConfigurationError, match=message):
+        trainer(max_epochs=2).fit(
+            agent(**settings), datamodule=rollouts(engine=engine), ckpt_path=tmp_path / "last.ckpt", weights_only=False
+        )
+    assert engine.requests == []
+
+
+@pytest.mark.parametrize("content", ["nothing", "text", "weights", "other run", "folder"])
+def test_what_is_no_checkpoint_is_refused_in_a_sentence(trainer, tmp_path, content) -> None:
+    path = tmp_path / "some.ckpt"
+    if content == "folder":
+        path.mkdir()
+    elif content == "weights":
+        torch.save({"weight": torch.zeros(2)}, path)
+    elif content == "other run":
+        module = L.LightningModule()
+        runner = L.Trainer(logger=False, accelerator="cpu", plugins=[AtomicCheckpointIO()])
+        runner.strategy.connect(module)
+        runner.save_checkpoint(path)
+    elif content == "text":
+        path.write_text("max_turns: 3")
+    runner = trainer(max_epochs=2, plugins=[AtomicCheckpointIO()])
+    with pytest.raises(ConfigurationError, match=r"^ckpt_path"):
+        runner.fit(agent(), datamodule=rollouts(), ckpt_path=path, weights_only=False)
 
 
 def test_checkpoints_hold_no_reference(trainer, tmp_path) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from torch import Tensor
 from typing_extensions import override
 
 from sorl_lightning.errors import ConfigurationError
+
+ADDED = {"initial_lr"}  # to an optimiser's settings, by schedulers
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -30,17 +36,85 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     @override
     def load_checkpoint(self, path: Any, *arguments: Any, **settings: Any) -> dict[str, Any]:
+        if os.path.isdir(path):
+            raise ConfigurationError(
+                f"ckpt_path {str(path)!r} is a folder: those of FSDP2 with save_distributed_checkpoint are resumed "
+                "under FSDP2"
+            )
         try:
-            return super().load_checkpoint(path, *arguments, **settings)
-        except OSError:
-            raise
+            content = super().load_checkpoint(path, *arguments, **settings)
         except Exception as error:  # whatever unpickling foreign bytes may raise
             raise ConfigurationError(f"ckpt_path {str(path)!r} holds no checkpoint: {error}") from error
+        if not isinstance(content, dict) or not {"state_dict", "pytorch-lightning_version"} <= content.keys():
+            raise ConfigurationError(f"ckpt_path {str(path)!r} holds something else than the checkpoint of a run")
+        return content
 
 
 def unfinished(target: Path) -> Path:
     """Where ``target`` is written first: one name, so that a killed attempt's leftover is overwritten by the next."""
     return target.with_name(f".{target.name}.unfinished")
+
+
+def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor], whole: bool) -> None:
+    """Refuse weights of another model.
+
+    Args:
+        saved: of the checkpoint.
+        own: of the module that resumes.
+        whole: whether ``saved`` must hold all of ``own``.
+
+    Raises:
+        ConfigurationError: names the first tensor that does not fit.
+    """
+    differing = (name for name in saved if name not in own or saved[name].shape != own[name].shape)
+    lacking = (name for name in own if whole and name not in saved)
+    name = next(chain(differing, lacking), None)
+    if name is not None:
+        there, here = (list(side[name].shape) if name in side else "missing" for side in (saved, own))
+        raise ConfigurationError(
+            "ckpt_path was saved with another model.policy or model.critic: its weight "
+            f"{name} is {there} there and {here} here"
+        )
+
+
+def check_optimizers(saved: Sequence[Mapping[str, Any]], own: Sequence[torch.optim.Optimizer]) -> None:
+    """Refuse the memory of another optimiser.
+
+    Raises:
+        ConfigurationError: settings or groups of parameters differ.
+    """
+    for state, optimizer in zip(saved, own, strict=False):
+        theirs, ours = (sorted({*groups[0]} - ADDED) for groups in (state["param_groups"], optimizer.param_groups))
+        if theirs != ours or len(state["param_groups"]) != len(optimizer.param_groups):
+            raise ConfigurationError(
+                f"ckpt_path was saved with another model.optimizer than {type(optimizer).__name__}: its settings are "
+                f"{', '.join(theirs)}"
+            )
+
+
+def older(target: Path) -> Path:
+    """Where a folder is set aside while a new one takes its name: folders cannot replace one another in one step."""
+    return target.with_name(f".{target.name}.old")
+
+
+def is_there(target: Path) -> bool:
+    """Whether ``target`` can be resumed from, by its own name or set aside by a run that was killed then."""
+    return target.exists() or older(target).exists()
+
+
+def install_folder(source: Path, target: Path) -> None:
+    """Rename the folder ``source`` to ``target``; at any moment one of ``target`` and ``older(target)`` is whole."""
+    if target.exists():
+        shutil.rmtree(older(target), ignore_errors=True)
+        target.rename(older(target))
+    install(source, target)
+    shutil.rmtree(older(target), ignore_errors=True)
+
+
+def put_back(target: Path) -> None:
+    """Give ``older(target)`` its name again where a run was killed before the new folder had taken it."""
+    if not target.exists() and older(target).exists():
+        older(target).rename(target)
 
 
 def install(source: Path, target: Path) -> None:

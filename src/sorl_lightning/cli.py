@@ -31,6 +31,7 @@ from sorl_lightning.callbacks import (
     TrajectoryLog,
     stoppable,
 )
+from sorl_lightning.checkpoints import is_there
 from sorl_lightning.commands.pages import asks_for_page, front_page, subcommand_page
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
@@ -135,7 +136,7 @@ def check_checkpoint(path: str | None) -> None:
     Raises:
         ConfigurationError: it is neither a file, nor a folder, nor a word that Lightning knows.
     """
-    if path is not None and path not in ("best", "last", "hpc") and not Path(path).exists():
+    if path is not None and path not in ("best", "last", "hpc") and not is_there(Path(path)):
         raise ConfigurationError(f"ckpt_path {path!r} is neither a file nor a folder")
 
 

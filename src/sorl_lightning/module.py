@@ -19,6 +19,7 @@ from sorl_lightning import ranks
 from sorl_lightning.adapters import has_adapters
 from sorl_lightning.annotation import Annotator, values_after
 from sorl_lightning.combinations import check_critic, check_reference, check_rows
+from sorl_lightning.checkpoints import check_optimizers, check_weights
 from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
@@ -89,6 +90,7 @@ class AgentModule(L.LightningModule):
         self.token_figures: Mapping[str, Tensor] = {}
         self._explained_variance: float | None = None
         self._tally = Tally()
+        self._saved_optimizers: Sequence[Mapping[str, Any]] = ()
         self._turns: TurnRecords | None = None
         # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
         self._frozen: dict[str, PolicyNetwork] = {}
@@ -196,6 +198,7 @@ class AgentModule(L.LightningModule):
     def on_fit_start(self) -> None:
         if self.max_skipped_steps < 0:
             raise ConfigurationError(f"model.max_skipped_steps must be 0 or more, got {self.max_skipped_steps}")
+        check_optimizers(self._saved_optimizers, self.trainer.optimizers)
         self.objective.check(self._data().group_size)
         check_critic(self.objective, self.critic)
 
@@ -341,6 +344,11 @@ class AgentModule(L.LightningModule):
                 "ckpt_path was saved in the middle of a collection, whose other trajectories are lost; resume from one "
                 "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"
             )
+        if "policy_version" not in checkpoint:
+            raise ConfigurationError("ckpt_path was not saved by an AgentModule: it has no policy_version")
+        if "state_dict" in checkpoint:  # FSDP2 has loaded, and taken it out
+            check_weights(checkpoint["state_dict"], self.state_dict(), self.strict_loading)
+        self._saved_optimizers = checkpoint.get("optimizer_states", ())
         self.policy_version = checkpoint["policy_version"]
         self.steps.load_state_dict(checkpoint["steps"])
 

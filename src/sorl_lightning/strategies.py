@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy, Strategy
 from typing_extensions import override
 
-from sorl_lightning.checkpoints import install, unfinished
+from sorl_lightning.checkpoints import install_folder, put_back, unfinished
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.sharding import Precision, ShardingPlan
 
@@ -28,8 +27,8 @@ class FSDP2(ModelParallelStrategy):
         reduce_dtype: type in which gradients are averaged over ranks; None: that of the weights.
         activation_checkpointing: recompute activations of each decoder layer in the backward pass.
         cpu_offload: keep shards of weights, gradients and optimiser in the CPU's memory.
-        save_distributed_checkpoint: a folder with a file a rank, to be resumed on as many ranks; false is one file,
-            assembled in the memory of rank 0, which any number of ranks can resume.
+        save_distributed_checkpoint: a folder with a file a rank, which FSDP2 on any number of ranks can resume; false
+            is one file, assembled in the memory of rank 0, which any strategy can resume.
         process_group_backend: None is nccl on GPUs, gloo on CPUs.
         timeout_minutes: longest that ranks wait for one another, the slowest rollout included.
     """
@@ -73,13 +72,18 @@ class FSDP2(ModelParallelStrategy):
         super().save_checkpoint(checkpoint, unfinished(target), storage_options)
         self.barrier()
         if self.is_global_zero:
-            old = target.with_name(f".{target.name}.old")
-            shutil.rmtree(old, ignore_errors=True)
-            if target.exists():
-                target.rename(old)
-            install(unfinished(target), target)
-            shutil.rmtree(old, ignore_errors=True)
+            install_folder(unfinished(target), target)
         self.barrier()
+
+    @override
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        if self.is_global_zero:
+            put_back(Path(checkpoint_path))
+        self.barrier()
+        try:
+            return super().load_checkpoint(checkpoint_path, weights_only)
+        except Exception as error:  # whatever weights, optimisers and foreign files may raise
+            raise ConfigurationError(f"ckpt_path {str(checkpoint_path)!r} cannot be resumed from: {error}") from error
 
     @override
     def model_to_device(self) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from scenarios import flat
+from lightning.pytorch.plugins import DoublePrecision
+from scenarios import LLAMA, flat
 
 from conftest import TINY, agent
-from doubles import Countdown
+from doubles import Countdown, ScriptedEngine
 from sorl_lightning import checkpoints, ranks
 from sorl_lightning.callbacks import BestCheckpoint, ClippingTriggeredNormalization
 from sorl_lightning.checkpoints import AtomicCheckpointIO
@@ -23,6 +24,8 @@ from sorl_lightning.critic import Critic
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.strategies import FSDP2
+
+INSTALL = checkpoints.install
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ class Fate(L.Callback):
 
 
 class MortalIO(AtomicCheckpointIO):
-    """Dies with half a file written, or with a whole one that has not got its name."""
+    """Dies with half a file written."""
 
     def __init__(self, fate: Fate) -> None:
         self.fate = fate
@@ -87,9 +90,39 @@ class MortalIO(AtomicCheckpointIO):
         super().save_checkpoint(checkpoint, path, storage_options)
 
 
-def live(folder: str, death: Death | None = None, processes: int = 1, sharded: bool = False, epochs: int = 10,
-         micro_batches: int = 2, critic: Critic | None = None) -> dict[str, Any]:  # fmt: skip
-    """Train 10 collections, from the last checkpoint if there is one; SO-PPO with ``critic``, else SO-GRPO."""
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What may differ from life to life, or between two runs.
+
+    Args:
+        epochs: collections.
+        mini_batches: optimiser steps a pass.
+        micro_batches: of an optimiser step.
+        strategy: None is one process.
+        critic: SO-PPO with it, else SO-GRPO.
+        scripted: tokens do not depend on the weights, and numbers are float64: lives that add in another order
+            still train the same trajectories. Without the normalization, which DDP has not.
+    """
+
+    epochs: int = 10
+    mini_batches: int = 2
+    micro_batches: int = 2
+    strategy: str | None = None
+    critic: Critic | None = None
+    scripted: bool = False
+
+    def built(self) -> Any:
+        """The trainer's strategy."""
+        kinds = {None: "auto", "ddp": "ddp"}
+        folders = self.strategy == "fsdp2 folders"
+        return kinds[self.strategy] if self.strategy in kinds else FSDP2(save_distributed_checkpoint=folders)
+
+
+ONE, PAIR = Shape(), Shape(strategy="fsdp2")
+
+
+def live(folder: str, death: Death | None = None, processes: int = 1, shape: Shape = ONE) -> dict[str, Any]:
+    """Train, from the last checkpoint if there is one."""
     fate = Fate(death)
 
     class MortalAdamW(torch.optim.AdamW):
@@ -98,26 +131,36 @@ def live(folder: str, death: Death | None = None, processes: int = 1, sharded: b
             fate.strike("optimiser", after=2)
             return loss
 
+    def install(source: Path, target: Path) -> None:
+        fate.strike("naming", after=2)  # a whole checkpoint that has not got its name
+        INSTALL(source, target)
+
+    checkpoints.install = install
     data = RolloutDataModule(
         Countdown((3, 1, 4, 2, 2, 3, 1), lambda task, attempt, text="": fate.strike("rollout", after=5)),
-        tasks_per_collection=4, group_size=2, max_turns=4, max_tokens=4, context_limit=128, mini_batches=2,
-        passes=2, micro_batches=micro_batches, validation=Evaluation(n=1),
+        ScriptedEngine() if shape.scripted else None, tasks_per_collection=4, group_size=2, max_turns=4, max_tokens=4,
+        context_limit=128, mini_batches=shape.mini_batches, passes=2, micro_batches=shape.micro_batches,
+        validation=Evaluation(n=1),
     )  # fmt: skip
-    objective = PolicyGradient(advantage="grpo" if critic is None else "gae")
     module = agent(
-        policy=TINY, objective=objective, critic=critic, optimizer=lambda parameters: MortalAdamW(parameters, lr=1e-2),
+        policy=LLAMA if shape.scripted else TINY, critic=shape.critic,
+        objective=PolicyGradient(advantage="grpo" if shape.critic is None else "gae"),
+        optimizer=lambda parameters: MortalAdamW(parameters, lr=1e-2),
         lr_scheduler=lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97),
     )  # fmt: skip
     best = BestCheckpoint(dirpath=folder, monitor="val/return")
     last = ModelCheckpoint(folder, "{epoch}", save_last=True, save_on_train_epoch_end=True, monitor="collection",
                            mode="max", save_top_k=2, enable_version_counter=False)  # fmt: skip
     trainer = L.Trainer(
-        accelerator="cpu", devices=processes, strategy=FSDP2() if sharded else "auto", max_epochs=epochs, logger=False,
+        accelerator="cpu", devices=processes, strategy=shape.built(), max_epochs=shape.epochs, logger=False,
         enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0, check_val_every_n_epoch=2,
-        plugins=[MortalIO(fate)], callbacks=[ClippingTriggeredNormalization(rule="relative"), fate, best, last],
+        plugins=[MortalIO(fate), *([DoublePrecision()] if shape.scripted else [])],
+        callbacks=[*([] if shape.scripted else [ClippingTriggeredNormalization(rule="relative")]), fate, best, last],
         accumulate_grad_batches=data.micro_batches, gradient_clip_val=1.0, use_distributed_sampler=False,
     )  # fmt: skip
     path = Path(folder) / "last.ckpt"
-    trainer.fit(module, datamodule=data, ckpt_path=path if path.exists() else None, weights_only=False)
+    resumed = path if checkpoints.is_there(path) else None
+    trainer.fit(module, datamodule=data, ckpt_path=resumed, weights_only=False)
     return {"parameters": flat(module), "trained": fate.trained, "version": module.policy_version,
-            "best": sorted(p.name for p in Path(folder).iterdir())}  # fmt: skip
+            "files": sorted(p.name for p in Path(folder).iterdir() if not p.name.startswith(".")),
+            "left": sorted(p.name for p in Path(folder).iterdir() if p.name.startswith("."))}  # fmt: skip
