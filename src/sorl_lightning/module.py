@@ -338,14 +338,14 @@ class AgentModule(L.LightningModule):
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        if "policy_version" not in checkpoint:
+            raise ConfigurationError("ckpt_path was not saved by an AgentModule: it has no policy_version")
         fitting = self.trainer.state.fn == TrainerFn.FITTING
         if fitting and not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
             raise ConfigurationError(
                 "ckpt_path was saved in the middle of a collection, whose other trajectories are lost; resume from one "
                 "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"
             )
-        if "policy_version" not in checkpoint:
-            raise ConfigurationError("ckpt_path was not saved by an AgentModule: it has no policy_version")
         if "state_dict" in checkpoint:  # FSDP2 has loaded, and taken it out
             check_weights(checkpoint["state_dict"], self.state_dict(), self.strict_loading)
         self._saved_optimizers = checkpoint.get("optimizer_states", ())
