@@ -158,11 +158,11 @@ def struck(process: subprocess.Popen[bytes], name: signal.Signals, mark: Path) -
     begun = mark.exists()
     process.send_signal(name)
     try:
-        code = process.wait(timeout=120)
+        code = process.wait(timeout=1200)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-        return f"{name.name} from outside, not obeyed in 120 seconds"
+        return f"{name.name} from outside, not obeyed in 20 minutes"
     # Between the look and the signal it may have begun: code 0 is right then too.
     return f"{name.name} from outside{'' if begun or not code else ' while Python starts'}, code {code}"
 

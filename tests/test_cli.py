@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,6 +99,69 @@ def test_a_linked_setting_is_never_silently_overridden(small, target, value, sou
         assert f"{target}={value} (in " in text
         assert f"must equal {source}={other}" in text
         main([*small, *extra, f"--{source}", str(value)])  # as it says
+
+
+def test_switches_append_and_nested_settings_merge_and_stay_typed(small: list[str], capsys) -> None:
+    Path("validation.yaml").write_text("data: {validation: {max_tasks: 2}}")
+    second = str(ROOT / "callbacks/kl_schedule_transition.yaml")
+    extra = ["--config", SWITCH, "--config", second, "--config", "validation.yaml", "--data.validation.n", "3"]
+    with pytest.raises(SystemExit) as stop:
+        main([*small, *extra, "--print_config"])
+    assert stop.value.code in (0, None)
+    config = yaml.safe_load(capsys.readouterr().out)
+    names = [callback["class_path"].split(".")[-1] for callback in config["trainer"]["callbacks"]]
+    assert names == ["ClippingTriggeredNormalization", "KLScheduleTransition"]
+    assert config["data"]["validation"] == {"n": 3, "temperature": 1.0, "max_tasks": 2, "engine": None}
+
+
+@pytest.mark.filterwarnings("ignore:.*there is no last checkpoint available")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory")
+def test_a_run_goes_on_by_its_own_command(small: list[str], capsys) -> None:
+    """The first time there is nothing to resume, later there is; a run that is over ends at once."""
+    import torch
+
+    def version(folder: str) -> int:
+        return torch.load(Path(folder, "last.ckpt"), weights_only=False)["policy_version"]
+
+    again = [*small, "--checkpoint.dirpath", "long", "--ckpt_path", "last"]
+    for collections, versions in ((1, 1), (3, 3), (3, 3)):
+        main([*again, "--trainer.max_epochs", str(collections)])
+        assert version("long") == versions
+    main([*small, "--checkpoint.dirpath", "whole", "--trainer.max_epochs", "3"])
+    ours, whole = (torch.load(Path(f, "last.ckpt"), weights_only=False)["state_dict"] for f in ("long", "whole"))
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)
+
+
+SLURM = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0",
+         "SLURM_NODELIST": "127.0.0.1", "SLURM_JOB_NAME": "long", "SLURM_NTASKS_PER_NODE": "1"}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_preempted_job_ends_cleanly_and_its_next_life_goes_on(small: list[str]) -> None:
+    """As in a Slurm job of its own: SIGUSR1 comes before the time is over, SIGTERM at preemption."""
+    command = [sys.executable, "-m", "sorl_lightning", *small, "--checkpoint.dirpath", "long", "--ckpt_path", "last"]
+    environment = {**os.environ, **SLURM, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONUNBUFFERED": "1"}
+    last, written = Path("long/last.ckpt"), 0.0
+    for name in ("SIGUSR1", "SIGTERM"):
+        endless = [*command, "--trainer.max_epochs", "100000"]
+        process = subprocess.Popen(
+            endless, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        while process.poll() is None and not (last.exists() and last.stat().st_mtime > written):
+            time.sleep(0.1)
+        process.send_signal(getattr(signal, name))
+        text = process.communicate()[0]
+        assert process.returncode == 0, text
+        assert f"sorl: stopped by {name}; resume with --ckpt_path" in text
+        assert "scontrol" not in text
+        written = last.stat().st_mtime
+    import torch
+
+    collections = torch.load(last, weights_only=False)["policy_version"]
+    assert collections >= 2
+    main([*small, "--checkpoint.dirpath", "whole", "--trainer.max_epochs", str(collections)])
+    ours, whole = (torch.load(path, weights_only=False)["state_dict"] for path in (last, "whole/last.ckpt"))
+    assert all(torch.equal(ours[name], whole[name]) for name in whole)
 
 
 def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> None:

@@ -38,7 +38,7 @@ from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingErro
 from sorl_lightning.linked_settings import check_links, link
 from sorl_lightning.module import AgentModule
 from sorl_lightning.shipped import shipped_file
-from sorl_lightning.trainer_settings import atomic_checkpoints, check_trainer, chosen_strategy
+from sorl_lightning.trainer_settings import atomic_checkpoints, check_monitor, check_trainer, chosen_strategy
 
 
 @dataclass(kw_only=True)
@@ -116,6 +116,8 @@ class AgentCLI(LightningCLI):
         check_links(config)
         check_trainer(config.trainer)
         check_checkpoint(config.get("ckpt_path"))
+        for name in ("checkpoint", "best_checkpoint"):
+            check_monitor(f"{name}.monitor", config[name].monitor)
         warm_start = self.config[self.subcommand].get("warm_start")
         if warm_start is not None and not Path(warm_start.folder).exists():
             prepare(warm_start.config, warm_start.folder)

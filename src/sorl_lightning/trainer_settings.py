@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,16 @@ RULES: dict[str, Rule] = {
     "overfit_batches": (lambda value: value == 0, "left out: rollouts differ from collection to collection"),
     "reload_dataloaders_every_n_epochs": (lambda value: value == 0, "left out: the stream is one for the whole run"),
     "val_check_interval": (lambda value: value == 1.0, "left out: use check_val_every_n_epoch"),
+    "max_time": (
+        lambda value: not isinstance(value, str) or re.fullmatch(r"\d+:\d+:\d+:\d+", value) is not None,
+        "days, hours, minutes and seconds as DD:HH:MM:SS",
+    ),
     "num_sanity_val_steps": (lambda value: value >= -1, "0 or more, or -1 for all"),
 }
+
+
+COUNTERS = ("collection", "policy_version", "epoch", "step")
+VALIDATION = ("success", "return", "turns", "tokens", "ending", "environment", "seconds", "failed_groups", "episodes")
 
 
 def check_trainer(trainer: Any) -> None:
@@ -58,6 +67,22 @@ def check_trainer(trainer: Any) -> None:
     strategy = trainer.get("strategy")
     if isinstance(strategy, str) and strategy.startswith("fsdp"):
         raise ConfigurationError(FSDP1)
+
+
+def check_monitor(name: str, monitor: str | None) -> None:
+    """Refuse a checkpoint's figure that no run has; those of callbacks are named FAMILY/FIGURE too.
+
+    Raises:
+        ConfigurationError: names the setting.
+    """
+    if monitor is None or monitor in COUNTERS:
+        return
+    family, _, figure = monitor.partition("/")
+    if not figure or (family == "val" and figure.partition("/")[0] not in VALIDATION):
+        raise ConfigurationError(
+            f"{name} must be {', '.join(COUNTERS)} or a figure as val/success (val/ has {', '.join(VALIDATION)}), "
+            f"got {monitor!r}"
+        )
 
 
 def _are_devices(value: Any) -> bool:

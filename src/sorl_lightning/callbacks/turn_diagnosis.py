@@ -14,6 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from sorl_lightning.control import HasTurnStatistics, owner_of
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.types import TurnProfile, TurnStatistics
 
 SCALE = 8  # pixels of a cell of the heat maps
@@ -33,6 +34,8 @@ class TurnDiagnosis(Callback):
     """
 
     def __init__(self, every_n_collections: int = 10, folder: str | None = None) -> None:
+        if every_n_collections < 1:
+            raise ConfigurationError(f"TurnDiagnosis.every_n_collections must be at least 1, got {every_n_collections}")
         self.every_n_collections = every_n_collections
         self.folder = folder
         self.history: list[Figures] = []

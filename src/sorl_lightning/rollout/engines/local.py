@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey
-from sorl_lightning.rollout.engines.served_policy import context_limit, copy_weights, eval_copy
+from sorl_lightning.rollout.engines.served_policy import check_device, context_limit, copy_weights, eval_copy
 from sorl_lightning.rollout.engines.turn_decoder import TurnDecoder
 from sorl_lightning.types import Completion
 
@@ -65,8 +65,10 @@ class LocalEngine(RolloutEngine):
         """Copy the policy's architecture. Its weights come with ``load_weights``; of the tokenizer nothing is needed.
 
         Raises:
-            ConfigurationError: a layer of the policy does not attend to its whole past.
+            ConfigurationError: a layer of the policy does not attend to its whole past, or there is no such device.
         """
+        if self.device is not None:
+            check_device(self.device)
         model = eval_copy(policy, getattr(torch, self.dtype) if self.dtype else None)
         self._decoder = TurnDecoder(model, self.max_batch)
         self._context_limit = context_limit(model.config)

@@ -77,6 +77,20 @@ def context_limit(config: PreTrainedConfig) -> int | None:
     return getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
+def check_device(device: str) -> None:
+    """Refuse a device that this machine has not.
+
+    Raises:
+        ConfigurationError: quotes torch.
+    """
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise ConfigurationError(
+            f"data.engine.device={device!r} cannot be used: {str(error).splitlines()[0]}"
+        ) from error
+
+
 @torch.no_grad()
 def copy_weights(model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]], device: str | None = None) -> None:
     """Fill ``model`` tensor by tensor. Of names that share one tensor (tied weights) any is enough.

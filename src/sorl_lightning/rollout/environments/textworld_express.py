@@ -124,6 +124,11 @@ class TextWorldExpress(Environment):
                 f"expert is 'explorer', which plays coin with includeDoors: 0, and this is {self.game} "
                 f"({self._parameters or 'defaults'})"
             )
+        for count in ("train_tasks", "validation_tasks", "test_tasks", "min_gold"):
+            if getattr(self, count) < 0:
+                raise ConfigurationError(f"{count} is {getattr(self, count)}, it must be 0 or more")
+        if self.max_steps is not None and self.max_steps < 1:
+            raise ConfigurationError(f"max_steps is {self.max_steps}, it must be at least 1")
         if not 0 <= self.skip_seeds < SEEDS_PER_SPLIT:
             raise ConfigurationError(f"skip_seeds is {self.skip_seeds}, need 0 <= skip_seeds < {SEEDS_PER_SPLIT}")
         if self.max_gold is not None and self.max_gold < self.min_gold:
