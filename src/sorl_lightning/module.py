@@ -18,8 +18,8 @@ from typing_extensions import override
 from sorl_lightning import ranks
 from sorl_lightning.adapters import has_adapters
 from sorl_lightning.annotation import Annotator, values_after
-from sorl_lightning.combinations import check_critic, check_reference, check_rows
 from sorl_lightning.checkpoints import check_optimizers, check_weights
+from sorl_lightning.combinations import check_critic, check_reference, check_rows
 from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
