@@ -63,5 +63,5 @@ if __name__ == "__main__":
         script=__file__,
         versions=versions,
         make_inputs=make_inputs,
-        sizes={"tokens": 2048, "vocabulary": 151936, "width": 256, "chunk_size": 128, "repeats": 3, "threads": 2},
+        sizes={"tokens": 2048, "vocabulary": 151936, "width": 256, "chunk_size": 128, "repeats": 3, "threads": 1},
     ).main(__doc__)

@@ -81,7 +81,10 @@ class HeadToHead:
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     def _median_seconds(self, arguments: argparse.Namespace) -> Figures:
-        """Median seconds of a forward and backward of each version, the versions taking turns."""
+        """Median processor seconds of a forward and backward of each version, the versions taking turns.
+
+        The processor's, of all threads, rather than the clock's: what else runs on the machine hardly matters.
+        """
         inputs = self.make_inputs(arguments)
         versions = self.versions(arguments.chunk_size)
         seconds: dict[str, list[float]] = {name: [] for name in versions}
@@ -89,14 +92,14 @@ class HeadToHead:
             for name, version in versions.items():
                 for tensor in inputs:
                     tensor.grad = None
-                start = time.perf_counter()
+                start = time.process_time()
                 version(*inputs).backward()
                 if repeat:  # the first round warms up
-                    seconds[name].append(time.perf_counter() - start)
+                    seconds[name].append(time.process_time() - start)
         return {name: statistics.median(taken) for name, taken in seconds.items()}
 
     def _measure(self, arguments: argparse.Namespace) -> dict[str, Figures]:
-        """Seconds and MiB of every version, and their ratios to the plain version of the same outputs."""
+        """Processor seconds and MiB of every version, and their ratios to the plain version of the same outputs."""
         mib = {name: self._fresh_peak_rise(name, arguments) for name in self.versions(arguments.chunk_size)}
         seconds = self._median_seconds(arguments)  # afterwards: a child's peak starts at the size its parent had
 

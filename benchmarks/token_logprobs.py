@@ -60,6 +60,6 @@ if __name__ == "__main__":
         script=__file__,
         versions=versions,
         make_inputs=make_inputs,
-        sizes={"tokens": 4096, "vocabulary": 32000, "width": 256, "chunk_size": 256, "repeats": 5, "threads": 2},
+        sizes={"tokens": 4096, "vocabulary": 32000, "width": 256, "chunk_size": 256, "repeats": 5, "threads": 1},
         baseline="plain",
     ).main(__doc__)

@@ -107,7 +107,7 @@ def detail_tables(runs: dict[str, dict[int, Run]]) -> list[str]:
             lines.append(f"| {arm} | {' | '.join(cells)} | {spread([sum(run['wall'].values()) for run in found], 0)} |")
     lines += [
         "",
-        "| arm | first three turns' loss share, % | deepest third's, % | turn limit at 25/50/75/100 % |",
+        "| arm | first three turns' loss share, % | deepest third's, % | turn limit at 25/50/75/100 %, probes aside |",
         "|---|---|---|---|",
     ]
     for arm in ARMS:
@@ -115,7 +115,8 @@ def detail_tables(runs: dict[str, dict[int, Run]]) -> list[str]:
             pairs = [shares(run) for run in found]
             depths = []
             for quarter in (1, 2, 3, 4):
-                limits = [run["history"][len(run["history"]) * quarter // 4 - 1]["turn_limit"] for run in found]
+                # The collection before: the last of a quarter may be a probe.
+                limits = [run["history"][max(0, len(run["history"]) * quarter // 4 - 2)]["turn_limit"] for run in found]
                 depths.append(spread([float(limit) for limit in limits], 0))
             cells = [spread([pair[side] for pair in pairs], scale=100) for side in (0, 1)]
             lines.append(f"| {arm} | {cells[0]} | {cells[1]} | {' / '.join(depths)} |")

@@ -27,7 +27,7 @@ from sorl_lightning.lora import LoRA
 from sorl_lightning.models import Loaded, SmallLlama
 from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.rollout.engines import LocalEngine
-from sorl_lightning.sharding import full_weights, gradient_norm, whole
+from sorl_lightning.sharding import decoder_layers, full_weights, gradient_norm, whole
 from sorl_lightning.strategies import FSDP2
 from sorl_lightning.trajectory_files import TrajectoryFiles
 
@@ -275,7 +275,18 @@ def checkpoint_sizes(folder: str) -> dict[str, int]:
     return {"parameters": count, "bytes": Path(folder, "last.ckpt").stat().st_size}
 
 
+class ShardedTeacher(teachers.LocalTeacher):
+    """Remembers the share of its decoder layers that this rank holds."""
+
+    share = 1.0
+
+    def shard(self, mesh: Any) -> None:
+        super().shard(mesh)
+        weights = [weight for layer in decoder_layers(self.model) for weight in layer.parameters()]
+        self.share = sum(weight.to_local().numel() for weight in weights) / sum(weight.numel() for weight in weights)
+
+
 def in_small_chunks(kind: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
     """``run`` with a teacher that takes a row or two at a time, so not as often on every rank."""
     teachers.TOKENS_AT_ONCE = 64
-    return run(kind, devices, settings)
+    return {**run(kind, devices, settings), "share": settings["module_settings"]["teacher"].share}

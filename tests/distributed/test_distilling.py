@@ -12,7 +12,6 @@ from test_sharding import FIVE, agree
 
 from sorl_lightning.callbacks import GuidedOPD, KLScheduleTransition
 from sorl_lightning.objectives import Distillation
-from sorl_lightning.teachers import LocalTeacher
 
 pytestmark = pytest.mark.distributed
 TEACHER = dataclasses.replace(scenarios.LLAMA, seed=3)
@@ -23,7 +22,7 @@ def settings(divergence: str = "reverse_kl", switch: Any = None, **more: Any) ->
     return {
         **FIVE,
         "objective": Distillation(divergence=divergence),  # type: ignore[arg-type]
-        "module_settings": {"teacher": LocalTeacher(TEACHER)},
+        "module_settings": {"teacher": scenarios.ShardedTeacher(TEACHER)},
         "callbacks": [] if switch is None else [switch()],
         **more,
     }
@@ -64,4 +63,6 @@ def test_a_sharded_teacher_plays_turns() -> None:
 @pytest.mark.parametrize("divergence", ["reverse_kl", "topk_reverse_kl_tail"])
 def test_a_sharded_teacher_runs_as_often_on_every_rank(divergence) -> None:
     one = scenarios.run("auto", 1, settings(divergence, micro_batches=2))
-    agree(one, launch(scenarios.in_small_chunks, 2, "fsdp2", 2, settings(divergence, micro_batches=2)))
+    shares = launch(scenarios.in_small_chunks, 2, "fsdp2", 2, settings(divergence, micro_batches=2))
+    agree(one, shares)
+    assert [share["share"] for share in shares] == [0.5, 0.5]
