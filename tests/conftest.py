@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,23 @@ def fit(trainer: Any) -> Any:
         return module
 
     return run
+
+
+# Servers, fake and real: whether it is real, whether the model's head is its embedding, how weights travel.
+KINDS = [
+    pytest.param((False, True, "disk"), id="fake-tied-disk"),
+    pytest.param((False, False, "gloo"), id="fake-untied-gloo"),
+    pytest.param((False, True, "adapters"), id="fake-tied-adapters"),
+    pytest.param((True, True, "disk"), id="real-tied-disk", marks=pytest.mark.vllm),
+    pytest.param((True, False, "gloo"), id="real-untied-gloo", marks=pytest.mark.vllm),
+    pytest.param((True, True, "adapters"), id="real-tied-adapters", marks=pytest.mark.vllm),
+]
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def server(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Any]:
+    """A vLLM server, shared by all tests that ask for one."""
+    import served
+
+    with served.serve(*request.param, tokenizer) as found:
+        yield found

@@ -4,36 +4,25 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import served
 from conftest import agent
 from doubles import Countdown
 from served import CONTEXT, Served, push, request, scores
+from sorl_lightning.adapters import adapter_parameters
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.rollout.engine import GenerationRequest
 from sorl_lightning.rollout.engines import VLLMEngine
-from sorl_lightning.rollout.vllm.transports import Bucket, DiskTransport
+from sorl_lightning.rollout.vllm.transports import AdapterTransport, Bucket, DiskTransport
 from sorl_lightning.types import Completion
 
 REAL = pytest.mark.vllm
 FLIGHT = (1, 2, 3)
-KINDS = [
-    pytest.param((False, True, "disk"), id="fake-tied-disk"),
-    pytest.param((False, False, "gloo"), id="fake-untied-gloo"),
-    pytest.param((True, True, "disk"), id="real-tied-disk", marks=REAL),
-    pytest.param((True, False, "gloo"), id="real-untied-gloo", marks=REAL),
-]
-
-
-@pytest.fixture(scope="session", params=KINDS)
-def server(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Served]:
-    with served.serve(*request.param, tokenizer) as found:
-        yield found
 
 
 @pytest.fixture
@@ -76,7 +65,8 @@ def test_log_probabilities_agree_after_each_of_20_pushes(server: Served, engine:
             largest = max(largest, difference(policy, each, turn))
             assert turn.policy_version == (version,) * 8
         for parameter in policy.parameters():
-            parameter.data += 0.03 * torch.randn(parameter.shape, generator=noise)
+            if parameter.requires_grad:
+                parameter.data += 0.03 * torch.randn(parameter.shape, generator=noise)
     assert largest <= 5e-5
     assert 0 < engine.figures["engine/probe_difference"] <= 5e-5
 
@@ -149,6 +139,8 @@ def test_old_prefixes_are_not_reused_with_new_weights(server: Served, engine: VL
 
 
 def test_a_push_that_breaks_off_is_repaired_by_the_next(server: Served, engine: VLLMEngine) -> None:
+    if server.backend == "adapters":
+        pytest.skip("of buckets")
     push(engine, server.policy(), 0)
 
     def half() -> Iterator[tuple[str, torch.Tensor]]:
@@ -169,6 +161,39 @@ def test_a_push_that_breaks_off_is_repaired_by_the_next(server: Served, engine: 
     (turn,) = ask(engine, [asked])
     assert turn.policy_version == (1,) * 8
     assert difference(policy, asked, turn) <= 5e-5
+
+
+def test_adapters_are_read_once(server: Served, engine: VLLMEngine, tmp_path: Path) -> None:
+    """Their files are gone when turns are generated; a server that read them again would fail."""
+    if server.backend != "adapters":
+        pytest.skip("of adapters")
+    engine.transport = AdapterTransport(folder=str(tmp_path))
+    policy = server.policy(seed=3)
+    engine.attach(policy)
+    push(engine, policy, 0)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    asked = [request((1, 2, key), key=key, max_tokens=16) for key in range(4)]
+    for each, turn in zip(asked, ask(engine, asked), strict=True):
+        assert difference(policy, each, turn) <= 5e-5
+    plain = server.policy(seed=3)
+    for _, parameter in adapter_parameters(plain):
+        parameter.data.zero_()
+    assert difference(plain, asked[0], ask(engine, asked[:1])[0]) > 0.01  # the adapters count
+
+
+def test_adapters_that_the_server_cannot_take_are_its_own_words(server: Served, engine: VLLMEngine) -> None:
+    if server.backend != "adapters" or not server.real:
+        pytest.skip("of adapters in a real server")
+    large = server.policy()
+    large.peft_config["default"].r = 4096
+    engine.attach(large)
+    with pytest.raises(EngineOutage, match=r"weights .*:0 were not pushed.*500 to /v1/load_lora_adapter.*4096"):
+        push(engine, large, 0)
+    policy = server.policy()
+    engine.attach(policy)
+    push(engine, policy, 0)
+    asked = request((1, 2, 3))
+    assert difference(policy, asked, ask(engine, [asked])[0]) <= 5e-5
 
 
 class Forgetful(DiskTransport):

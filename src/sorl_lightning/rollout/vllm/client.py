@@ -124,8 +124,8 @@ class Client:
         if response.status != 200:
             message = f"{self.url} answered {response.status} to {route}: {words(text)}"
             raise EngineOutage(message) if response.status in RETRIED else ServerError(message, response.status)
-        if not text:
-            return {}
+        if not text or "Content-Type" not in response.headers:
+            return {"answer": text}  # vLLM's bare words of success
         try:
             answer = json.loads(text)
         except ValueError:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
+from sorl_lightning.errors import RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
 from sorl_lightning.rollout.environment import Environment, Step
+from sorl_lightning.rollout.vllm.fleet import Fleet
 from sorl_lightning.rollout.vllm.wire import Answer
 from sorl_lightning.types import Message, Task
 
+logger = logging.getLogger(__name__)
 PROMPT, SAMPLED = 24, 8  # tokens
 TEMPERATURE = 0.5  # not 1: a server that leaves the temperature out of its log-probabilities shows
 
@@ -61,3 +65,26 @@ def largest_difference(policy: PreTrainedModel, request: GenerationRequest, answ
     sampled = torch.log_softmax(logits[split:] / request.temperature, -1).gather(-1, targets[split:])
     served = torch.tensor([*answer.prompt_logprobs, *answer.logprobs], device=policy.device)
     return float((torch.cat((prompt, sampled))[:, 0] - served).abs().max())
+
+
+def compare(policy: PreTrainedModel, fleet: Fleet, name: str, tolerance: float) -> float:
+    """Largest difference to any server, which must hold the weights ``name``.
+
+    Raises:
+        RolloutError: it is above ``tolerance`` nats.
+    """
+    vocabulary = policy.config.get_text_config().vocab_size
+    differences = [0.0]
+    for server in fleet.servers:
+        request = probe_request(vocabulary, server.context_limit)
+        answer = fleet.loop.run(fleet.turn(server, request, name, probe=True))
+        difference = largest_difference(policy, request, answer)
+        logger.info("%s: log-probabilities differ by at most %.2g nats", server.client.url, difference)
+        if not difference <= tolerance:
+            raise RolloutError(
+                f"{server.client.url} computes other log-probabilities than the trainer after new weights: they "
+                f"differ by up to {difference:.3g} nats, VLLMEngine.probe_tolerance is {tolerance:g}. "
+                "Types (--dtype) that differ need a larger tolerance; otherwise weights are missing on one side"
+            )
+        differences.append(difference)
+    return max(differences)
