@@ -81,9 +81,9 @@ def fit(trainer: Any) -> Any:
 KINDS = [
     pytest.param((False, True, "disk"), id="fake-tied-disk"),
     pytest.param((False, False, "gloo"), id="fake-untied-gloo"),
-    pytest.param((False, True, "adapters"), id="fake-tied-adapters"),
     pytest.param((True, True, "disk"), id="real-tied-disk", marks=pytest.mark.vllm),
     pytest.param((True, False, "gloo"), id="real-untied-gloo", marks=pytest.mark.vllm),
+    pytest.param((False, True, "adapters"), id="fake-tied-adapters"),
     pytest.param((True, True, "adapters"), id="real-tied-adapters", marks=pytest.mark.vllm),
 ]
 

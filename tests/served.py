@@ -40,7 +40,7 @@ TRANSPORTS: dict[str, type[WeightTransport]] = {
     "disk": DiskTransport, "gloo": GlooTransport, "adapters": AdapterTransport,
 }  # fmt: skip
 
-MAX_LOGPROBS = {"adapters": 20}  # as a stock server has it
+MAX_LOGPROBS = {"gloo": 20}  # as a stock server has it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +128,8 @@ def real_server(
         server.start(timeout=600)
         yield server, launch.url
     finally:
+        if not server.healthy():
+            print(server.tail(400))  # noqa: T201  # pytest shows it beside the failure
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 

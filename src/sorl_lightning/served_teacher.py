@@ -142,10 +142,15 @@ class ServedTeacher(Teacher):
         text = tokenizer.decode(list(range(0, len(tokenizer), step)))
         expected = tokenizer.encode(text, add_special_tokens=False)
         for client in clients:
-            served = [entry["id"] for entry in (await client.get("/v1/models", QUICK))["data"]]
+            served = {entry["id"]: entry for entry in (await client.get("/v1/models", QUICK))["data"]}
             if self.model not in served:
                 raise ConfigurationError(
-                    f"{client.url} serves {served} and no model {self.model!r}: set ServedTeacher.model"
+                    f"{client.url} serves {[*served]} and no model {self.model!r}: set ServedTeacher.model"
+                )
+            if served[self.model].get("parent") is not None:
+                raise ConfigurationError(
+                    f"{self.model!r} at {client.url} is adapters on another model, of which vLLM 0.32 cannot score "
+                    "several prompts at once: merge them into the teacher's weights"
                 )
             question = {"model": self.model, "prompt": text, "add_special_tokens": False}
             if (await client.post("/tokenize", question, QUICK))["tokens"] != expected:
@@ -158,9 +163,16 @@ class ServedTeacher(Teacher):
         """The servers' words on each prompt."""
 
         async def ask(clients: Sequence[Client]) -> list[Sequence[Any]]:
-            return await asyncio.gather(
-                *(self._ask(clients[number % len(clients)], prompt, top_k) for number, prompt in enumerate(prompts))
-            )
+            requests = [
+                asyncio.ensure_future(self._ask(clients[number % len(clients)], prompt, top_k))
+                for number, prompt in enumerate(prompts)
+            ]
+            try:
+                return await asyncio.gather(*requests)
+            finally:
+                for request in requests:  # of which the first failure has left the others alone
+                    request.cancel()
+                await asyncio.gather(*requests, return_exceptions=True)
 
         return self._asked(ask)
 

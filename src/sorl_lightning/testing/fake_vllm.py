@@ -142,7 +142,9 @@ class FakeVLLM:
         return {"version": self.version}
 
     async def _get_v1_models(self, body: JSON) -> JSON:
-        return {"data": [{"id": name} for name in self.names]}
+        return {
+            "data": [{"id": name, "parent": "policy" if number else None} for number, name in enumerate(self.names)]
+        }
 
     async def _post_tokenize(self, body: JSON) -> JSON:
         if self.tokenizer is None:

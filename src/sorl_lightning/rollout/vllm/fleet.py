@@ -74,10 +74,13 @@ class Fleet:
         return all(answer.get("weight_version") == name for answer in self.loop.run(ask()))
 
     async def turn(self, server: Server, request: GenerationRequest, name: str, probe: bool = False) -> Answer:
-        """One turn by the weights ``name``, or by what came after them; with the prompt's scores for a probe."""
+        """One turn by the weights ``name``, or by what came after them; with the prompt's scores for a probe, unless
+        adapters are asked."""
 
         async def ask() -> Answer:
-            question = body(server, self.asked, request, salt=name, prompt_logprobs=probe)
+            # Prompts of adapters are left out: beside other turns vLLM 0.32 takes one adapter index for many tokens.
+            scored = probe and self.asked == self.model
+            question = body(server, self.asked, request, salt=name, prompt_logprobs=scored)
             answer = await self._ask(server, question, request.max_tokens)
             if answer.versions is not None:
                 return answer

@@ -16,7 +16,7 @@ from sorl_lightning.rollout.vllm.wire import Answer
 from sorl_lightning.types import Message, Task
 
 logger = logging.getLogger(__name__)
-PROMPT, SAMPLED = 24, 8  # tokens
+PROMPT, SAMPLED = 24, 16  # tokens
 TEMPERATURE = 0.5  # not 1: a server that leaves the temperature out of its log-probabilities shows
 
 
@@ -54,8 +54,8 @@ def probe_request(vocabulary: int, context: int) -> GenerationRequest:
 def largest_difference(policy: PreTrainedModel, request: GenerationRequest, answer: Answer) -> float:
     """Largest absolute difference of log-probabilities between the policy and the server's answer, nats.
 
-    The prompt's tokens are compared at temperature 1, at which servers score prompts, and the sampled ones at the
-    request's.
+    The prompt's tokens, where the server has scored them, are compared at temperature 1, at which servers score
+    prompts, and the sampled ones at the request's.
     """
     ids = torch.tensor([[*request.prompt_ids, *answer.token_ids]], device=policy.device)
     logits = policy(input_ids=ids, use_cache=False).logits[0, :-1].float()
@@ -63,8 +63,9 @@ def largest_difference(policy: PreTrainedModel, request: GenerationRequest, answ
     targets = ids[0, 1:, None]
     prompt = torch.log_softmax(logits[:split], -1).gather(-1, targets[:split])
     sampled = torch.log_softmax(logits[split:] / request.temperature, -1).gather(-1, targets[split:])
+    own = torch.cat((prompt, sampled) if answer.prompt_logprobs else (sampled,))[:, 0]
     served = torch.tensor([*answer.prompt_logprobs, *answer.logprobs], device=policy.device)
-    return float((torch.cat((prompt, sampled))[:, 0] - served).abs().max())
+    return float((own - served).abs().max())
 
 
 def compare(policy: PreTrainedModel, fleet: Fleet, name: str, tolerance: float) -> float:
