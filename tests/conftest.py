@@ -88,6 +88,12 @@ KINDS = [
 ]
 
 
+def serving(*backends: str, real: bool | None = None) -> pytest.MarkDecorator:
+    """Have a test run on some of the servers only."""
+    chosen = [kind for kind in KINDS if kind.values[0][2] in backends and real in (None, kind.values[0][0])]
+    return pytest.mark.parametrize("server", chosen, indirect=True)
+
+
 @pytest.fixture(scope="session", params=KINDS)
 def server(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Any]:
     """A vLLM server, shared by all tests that ask for one."""

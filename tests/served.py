@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
@@ -24,6 +25,7 @@ from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.launch import Launch, free_port
 from sorl_lightning.rollout.vllm.probe import Nowhere
 from sorl_lightning.rollout.vllm.process import ServerProcess
+from sorl_lightning.rollout.vllm.session import processes_of
 from sorl_lightning.rollout.vllm.transports import AdapterTransport, DiskTransport, GlooTransport, WeightTransport
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.testing.fake_vllm import FakeVLLM
@@ -51,6 +53,7 @@ class Served:
         real: whether vLLM runs there.
         url: where.
         tied: whether it serves a model whose output head is its embedding.
+        process: of a real one.
         backend: of weight transfer; "adapters" for a model whose adapters alone are pushed.
     """
 
@@ -58,6 +61,7 @@ class Served:
     url: str
     tied: bool
     backend: str
+    process: ServerProcess | None = None
 
     @property
     def max_logprobs(self) -> int:
@@ -107,7 +111,7 @@ def serve(real: bool, tied: bool, backend: str, tokenizer: Any) -> Iterator[Serv
         return
     with real_server(policy, tokenizer, backend, flags=("--max-logprobs", str(limit))) as (server, url):
         assert server.healthy()
-        yield dataclasses.replace(described, url=url)
+        yield dataclasses.replace(described, url=url, process=server)
 
 
 @contextmanager
@@ -150,3 +154,15 @@ def scores(policy: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], t
     """Log-probabilities [tokens, vocabulary] of what follows the prompt."""
     logits = policy(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].float()
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
+
+
+def named(session: int, name: str) -> int:
+    """The process of a session that calls itself ``name``."""
+    for pid in processes_of(session):
+        if name in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
+    raise LookupError(name)
+
+
+def weights(module: L.LightningModule) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from conftest import KINDS, agent
+from conftest import agent, serving
 from distilling import rollouts, watched
 from doubles import Countdown
 from served import Served, push, tiny
@@ -20,7 +20,6 @@ from sorl_lightning.teachers import LocalTeacher, Teacher
 from sorl_lightning.testing.fake_vllm import FakeVLLM
 
 SCORE = "/v1/completions"
-serving_weights = pytest.mark.parametrize("server", KINDS[:4], indirect=True)
 
 
 class Source(ModelSource):
@@ -46,7 +45,7 @@ def student(teacher: Teacher, divergence: Any, **settings: Any) -> Any:
     return agent(policy=Source(tiny(True, seed=1)), objective=Distillation(**own), teacher=teacher)
 
 
-@serving_weights
+@serving("disk", "gloo")
 @pytest.mark.parametrize("divergence", ["topk_reverse_kl_tail", "topk_forward_kl_tail", "topk_reverse_kl", "k1", "k2"])
 def test_losses_and_gradients_are_those_of_a_local_teacher(
     fit: Any, server: Served, teacher: ServedTeacher, divergence: str
@@ -62,7 +61,7 @@ def test_losses_and_gradients_are_those_of_a_local_teacher(
     assert divergences[1] == pytest.approx(divergences[0], rel=0, abs=1e-4)
 
 
-@serving_weights
+@serving("disk", "gloo")
 def test_scores_are_those_of_a_local_teacher(fit: Any, server: Served, teacher: ServedTeacher) -> None:
     rows = watched(fit, student(teacher, "topk_reverse_kl_tail"), rollouts()).batches[0]
     local = LocalTeacher(Source(server.policy(seed=7)))
@@ -77,10 +76,8 @@ def test_scores_are_those_of_a_local_teacher(fit: Any, server: Served, teacher: 
     assert here.sampled_logprobs.count_nonzero() == rows.generated.sum()
 
 
-@serving_weights
+@serving("disk")
 def test_as_many_as_the_vocabulary(fit: Any, server: Served, teacher: ServedTeacher) -> None:
-    if server.max_logprobs != -1:
-        pytest.skip("the server has a limit")
     local = LocalTeacher(Source(server.policy(seed=7)))
     here, there = (
         watched(fit, student(each, "topk_reverse_kl_tail", top_k=10**6), rollouts()) for each in (local, teacher)
@@ -89,21 +86,18 @@ def test_as_many_as_the_vocabulary(fit: Any, server: Served, teacher: ServedTeac
     assert there.figures[0]["train/loss"] == pytest.approx(here.figures[0]["train/loss"], rel=0, abs=1e-4)
 
 
-@serving_weights
+@serving("gloo")  # which has a limit of 20
 def test_more_than_the_server_returns_is_refused_before_training(
     fit: Any, server: Served, teacher: ServedTeacher
 ) -> None:
-    if server.max_logprobs == -1:
-        pytest.skip("the server has no limit")
     environment = Countdown()
     with pytest.raises(ConfigurationError, match=r"(?s)top 50: .*greater than max allowed: 20.*Lower objective.top_k"):
         fit(student(teacher, "topk_reverse_kl_tail", top_k=50), rollouts(environment))
     assert not environment.resets
 
 
+@serving("adapters")
 def test_adapters_are_refused(fit: Any, server: Served) -> None:
-    if server.backend != "adapters":
-        pytest.skip("of adapters")
     engine = server.engine()
     engine.attach(server.policy())
     push(engine, server.policy(), 0)

@@ -114,7 +114,7 @@ class Launch:
             **(CPU_ENVIRONMENT if self.cpu else {}),
             "PYTHONPATH": str(self.folder / "path"),
             "TMPDIR": str(self.folder),
-            "SORL_END_WITH_STDIN": "1",
+            "SORL_END_WITH_STDIN": str(os.getpid()),
             **self.environment,
         }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -54,9 +55,12 @@ class DiskTransport(BucketTransport):
 
 
 def own_folder(parent: str | None) -> Path:
-    """A new folder in ``parent``, which is made where it is missing; None: in memory, if it can be."""
+    """A new folder in ``parent``, which is made where it is missing; None: in memory, if it can be.
+
+    Its name holds the process id, by which a server that has lost this process finds it.
+    """
     if parent is not None:
         Path(parent).mkdir(parents=True, exist_ok=True)
     elif Path("/dev/shm").is_dir():
         parent = "/dev/shm"
-    return Path(tempfile.mkdtemp(prefix="sorl-weights-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f"sorl-weights-{os.getpid()}-", dir=parent))
