@@ -119,7 +119,7 @@ def real_server(
     policy: PreTrainedModel, tokenizer: Any, backend: str = "disk", restarts: int = 0, flags: Sequence[str] = ()
 ) -> Iterator[tuple[ServerProcess, str]]:
     if not PYTHON.exists():
-        pytest.skip(f"no vLLM at {PYTHON}: make vllm")
+        pytest.fail(f"no vLLM at {PYTHON}: make vllm")
     folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-test-"))
     launch = Launch(
         folder=folder, port=free_port(), model="policy", backend=TRANSPORTS[backend]().backend, dtype="float32",
