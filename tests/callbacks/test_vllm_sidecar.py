@@ -18,7 +18,7 @@ import torch
 
 from conftest import agent
 from doubles import Countdown
-from served import PYTHON, named, tiny, weights
+from served import PYTHON, tiny
 from sorl_lightning.callbacks import VLLMSidecar
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, EngineOutage
@@ -64,26 +64,18 @@ class Witness(L.Callback):
 
 
 class Assassin(Countdown):
-    """Kills a process of the server at the third step of every collection, until nobody is left on the list."""
+    """Kills a process of the server at the sixth step of the run."""
 
     def __init__(self, kill: Callable[[], None]) -> None:
         super().__init__()
         self.kill = kill
-        self.left = [0]  # shared by all episodes
+        self.steps = [0]  # shared by all episodes
 
     def step(self, text: str) -> Any:
-        self.left[0] -= 1
-        if self.left[0] == 0:
+        self.steps[0] += 1
+        if self.steps[0] == 6:
             self.kill()
         return super().step(text)
-
-
-class Rearm(L.Callback):
-    def __init__(self, assassin: Assassin) -> None:
-        self.assassin = assassin
-
-    def on_train_epoch_start(self, *_: Any) -> None:
-        self.assassin.left[0] = 3
 
 
 def rollouts(environment: Any, engine: Any = None) -> RolloutDataModule:
@@ -93,9 +85,13 @@ def rollouts(environment: Any, engine: Any = None) -> RolloutDataModule:
     )
 
 
+def weights(module: L.LightningModule) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
+
+
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
-    """Weights after three collections whose server lives; it leaves nothing behind."""
+    """Weights after a run whose server lives; it leaves nothing behind."""
     folder = tmp_path_factory.mktemp("undisturbed")
     sidecar = VLLMSidecar(python=str(PYTHON), device="cpu")
     witness = Witness(sidecar)
@@ -104,43 +100,79 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> torch.Tensor:
     trainer.fit(module, datamodule=data)
     witness.assert_gone()
     assert data.engine.sidecar is None
-    assert module.policy_version == 3
+    assert module.policy_version == 2
     assert 0 < float(trainer.callback_metrics["engine/probe_difference"]) < 5e-5
     assert "Application startup complete" in (folder / "vllm_sidecar.log").read_text()
     return weights(module)
 
 
-def quiet(folder: Path, callbacks: list[L.Callback], epochs: int = 3) -> L.Trainer:
+def quiet(folder: Path, callbacks: list[L.Callback]) -> L.Trainer:
     return L.Trainer(
         accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, num_sanity_val_steps=0, limit_val_batches=0, default_root_dir=str(folder),
-        max_epochs=epochs, callbacks=callbacks,
+        max_epochs=2, callbacks=callbacks,
     )  # fmt: skip
 
 
+def named(session: int, name: str) -> int:
+    """The process of a session that calls itself ``name``."""
+    for pid in processes_of(session):
+        if name in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
+    raise LookupError(name)
+
+
+VICTIMS = {
+    "api": lambda session: session,
+    "engine": lambda session: named(session, "EngineCore"),
+    "worker": lambda session: named(session, "Worker"),
+}
+
+
 @pytest.mark.vllm
-def test_killed_servers_come_back_until_their_restarts_are_used_up(undisturbed: torch.Tensor, tmp_path: Path) -> None:
-    """API, engine and worker die in a collection each, and the run goes on as if nothing had been; then it ends."""
-    victims = ["", "EngineCore", "Worker", ""]
-    sidecar = VLLMSidecar(python=str(PYTHON), device="cpu", restarts=3)
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_killed_server_comes_back_and_the_run_goes_on_as_if_nothing_had_been(
+    victim: str, undisturbed: torch.Tensor, tmp_path: Path
+) -> None:
+    sidecar = VLLMSidecar(python=str(PYTHON), device="cpu", restarts=1)
     witness = Witness(sidecar)
 
     def kill() -> None:
         witness.look()
         assert sidecar.server is not None
-        victim, session = victims.pop(0), sidecar.server.pid
-        data.engine.outage_timeout = 600.0 if victims else 3.0
-        os.kill(named(session, victim) if victim else session, signal.SIGKILL)
+        os.kill(VICTIMS[victim](sidecar.server.pid), signal.SIGKILL)
 
-    assassin = Assassin(kill)
-    module, data = agent(policy=Source()), rollouts(assassin)
-    with pytest.raises(EngineOutage, match=r"was not healthy within 3 s: .*cannot be reached"):
-        quiet(tmp_path, [sidecar, witness, Rearm(assassin)], epochs=5).fit(module, datamodule=data)
-    assert not victims
-    assert len(witness.sessions) == 4
+    module, data = agent(policy=Source()), rollouts(Assassin(kill))
+    data.engine.outage_timeout = 600.0
+    quiet(tmp_path, [sidecar, witness]).fit(module, datamodule=data)
+    assert len(witness.sessions) == 2
     witness.assert_gone()
-    assert module.policy_version == 3
+    assert module.policy_version == 2
     torch.testing.assert_close(weights(module), undisturbed, rtol=0, atol=1e-5)
+
+
+@pytest.mark.vllm
+def test_a_server_that_may_not_come_back_ends_the_run_with_one_message(tmp_path: Path) -> None:
+    sidecar = VLLMSidecar(python=str(PYTHON), device="cpu", restarts=0)
+    witness = Witness(sidecar)
+
+    def kill() -> None:
+        witness.look()
+        assert sidecar.server is not None
+        os.kill(sidecar.server.pid, signal.SIGKILL)
+
+    module, data = agent(policy=Source()), rollouts(Assassin(kill))
+    data.engine.outage_timeout = 3.0
+    before = weights_at_start()
+    with pytest.raises(EngineOutage, match="was not healthy within 3 s"):
+        quiet(tmp_path, [sidecar, witness]).fit(module, datamodule=data)
+    witness.assert_gone()
+    assert module.policy_version == 0
+    torch.testing.assert_close(weights(module), before, rtol=0, atol=0)
+
+
+def weights_at_start() -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in tiny(True).parameters()])
 
 
 def train(folder: str) -> None:
@@ -162,31 +194,15 @@ def test_the_server_does_not_outlive_the_trainer(number: signal.Signals, tmp_pat
         wait_for(lambda: "Application startup complete" in read(tmp_path / "vllm_sidecar.log"), 600)
         time.sleep(3.0)  # turns are being generated
         (session,) = (pid for pid in children(trainer.pid) if processes_of(pid))
-        port = int(argument(session, "--port"))
-        left = shared_memory_of(processes_of(session))
-        assert left
-        left |= {*Path("/dev/shm").glob(f"sorl-weights-{trainer.pid}-*"), model_folder(session).parent}
-        assert all(path.exists() for path in left)
+        segments = shared_memory_of(processes_of(session))
+        assert segments
         trainer.send_signal(number)
         trainer.wait(timeout=120)
         wait_for(lambda: not processes_of(session), 60)
-        wait_for(lambda: not any(path.exists() for path in left), 10)
-        assert not [*Path("/dev/shm").glob(f"sorl-weights-{trainer.pid}-*")]
-        with socket.socket() as visitor:
-            assert visitor.connect_ex(("127.0.0.1", port)) != 0
+        wait_for(lambda: not any(segment.exists() for segment in segments), 10)
     finally:
         trainer.kill()
         trainer.wait()
-
-
-def argument(session: int, name: str) -> str:
-    """What follows ``name`` on the server's command line."""
-    words = Path(f"/proc/{session}/cmdline").read_text().split("\0")
-    return words[words.index(name) + 1]
-
-
-def model_folder(session: int) -> Path:
-    return Path(argument(session, "sorl_lightning.vllm_plugin.serve"))
 
 
 def read(path: Path) -> str:
@@ -213,6 +229,26 @@ def children(parent: int) -> list[int]:
 
 
 # Without a server
+
+
+def test_a_launcher_that_loses_its_starter_takes_folders_with_it(tmp_path: Path) -> None:
+    folder, weights = tmp_path / "own", Path(f"/dev/shm/sorl-weights-{os.getpid()}-0-test")
+    for path in (folder, weights):
+        path.mkdir()
+        (path / "file").write_text("left")
+    code = "from sorl_lightning.vllm_plugin import serve; serve.GRACE = 0.5; serve.end_with_starter()"
+    environment = {
+        "TMPDIR": str(folder),
+        "SORL_END_WITH_STDIN": f"{os.getpid()}-0",
+        "PYTHONPATH": f"{TESTS.parent}/src",
+    }
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, **environment}
+    )
+    assert launcher.stdin is not None
+    launcher.stdin.close()
+    assert launcher.wait(timeout=60) == -signal.SIGTERM
+    wait_for(lambda: not folder.exists() and not weights.exists(), 20)
 
 
 def test_an_engine_that_needs_no_server_is_refused(trainer: Any) -> None:

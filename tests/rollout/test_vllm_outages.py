@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import lightning as L
@@ -103,33 +102,8 @@ def test_a_push_that_hangs_for_a_while_is_got_over(fit: Any, server: Served, und
 
 
 @real
-def test_a_push_that_hangs_for_ever_ends_the_run_with_one_message(
-    fit: Any, server: Served, undisturbed: torch.Tensor
-) -> None:
-    worker = named(server.process.pid, "Worker")
-    try:
-        module, error = run(fit, server, callbacks=[After(lambda: os.kill(worker, signal.SIGSTOP))])
-    finally:
-        os.kill(worker, signal.SIGCONT)
-    assert "were not pushed: " in str(error)
-    assert "did not answer /" in str(error)
-    assert "\n" not in str(error)
-    assert module.policy_version == 1
-    as_if_nothing_had_been(run(fit, server), undisturbed)  # and the server takes the next one
-
-
-@real
 def test_an_error_in_a_push_is_got_over(fit: Any, server: Served, undisturbed: torch.Tensor) -> None:
     as_if_nothing_had_been(run(fit, server, transport=Lossy(range(1, 2))), undisturbed)
-
-
-@real
-def test_errors_in_every_push_end_the_run_with_the_servers_words(fit: Any, server: Served) -> None:
-    module, error = run(fit, server, transport=Lossy(range(1, 100)))
-    assert "500 to /update_weights" in str(error)
-    assert "/nowhere/bucket.safetensors is not there: do trainer and server share this folder?" in str(error)
-    assert module.policy_version == 1
-    assert not [*Path("/dev/shm").glob(f"sorl-weights-{os.getpid()}-*")]
 
 
 class Rival(Countdown):
