@@ -12,10 +12,10 @@ import torch
 from studies.stability import run as runs
 from studies.stability.__main__ import planned, scouting
 from studies.stability.cells import CELLS
-from studies.stability.figures import Figures, figures, last_fifth, spread
+from studies.stability.figures import Figures, last_fifth, load, pools, spread
 from studies.stability.page import counted, write_page
 from studies.stability.regimes import COIN, REGIMES, SIMONSAYS, Setting
-from studies.stability.run import Run, execute, means
+from studies.stability.run import ROOT, Run, execute, means
 
 GRPO = CELLS[0]
 
@@ -56,6 +56,16 @@ def test_figures_of_a_cell() -> None:
     assert (spread([]), spread([0.123]), spread([1.0, 3.0], 1)) == ("-", "0.12", "2.0 ± 1.4")
 
 
+def test_pools_take_the_cells_of_one_ratio_or_one_switch_together() -> None:
+    results = {cell.name: [record(cell.name, 0, [0.5, 0.0 if "Turn" in cell.name else 0.5])] for cell in CELLS}
+    pooled = {name: found.collapsed for name, found in pools(results).items()}
+    assert pooled == {
+        "with the token ratio": "0 of 4", "with the turn ratio": "2 of 4",
+        "without the normalization": "2 of 4", "with it": "0 of 4",
+        "GRPO, token": "0 of 2", "GRPO, turn": "1 of 2", "PPO, token": "0 of 2", "PPO, turn": "1 of 2",
+    }  # fmt: skip
+
+
 def test_updates_are_averaged_over_their_collection() -> None:
     assert means([1.0, 3.0, 10.0, 20.0], 2) == [2.0, 15.0]
     assert means([0.1234567], 1) == [0.1235]
@@ -64,7 +74,9 @@ def test_updates_are_averaged_over_their_collection() -> None:
 def test_an_unfinished_study_has_all_cells_and_regimes() -> None:
     plan = planned(3, quick=False)
     assert len(plan) == len({str(run) for run in plan}) == 3 * len(CELLS) * len(REGIMES)
-    assert {run.seed for run in plan[: len(plan) // 3]} == {0}
+    first = plan[: len(REGIMES) * (len(CELLS) - 1)]
+    assert {(run.regime, run.cell) for run in first} == set(product(REGIMES, (c for c in CELLS if not c.one_pass)))
+    assert {run.seed for run in first} == {0}
     assert all(run.setting == run.regime.setting for run in plan)
 
 
@@ -104,25 +116,12 @@ def test_the_page_counts_collapses_and_puts_figures_into_its_discussion(tmp_path
     write_page(tmp_path, tmp_path / "docs/stability.md")
     page = (tmp_path / "docs/stability.md").read_text()
     flat = "0.10 ± 0.00"
-    cells = (
-        "GRPO",
-        "2",
-        "1 of 2",
-        "0.28 ± 0.32",
-        "0.05, 0.50",
-        "0.50 ± 0.00",
-        flat,
-        flat,
-        flat,
-        "0.10",
-        flat,
-        "-",
-        "60",
-    )
+    outcome = ["GRPO", "2", "1 of 2", "0.28 ± 0.32", "0.05, 0.50", "0.50 ± 0.00"]
+    cells = [*outcome, flat, flat, flat, "0.10", "-", flat, "-", "60"]
     assert f"| {' | '.join(cells)} |" in page
     assert "| SO-PPO | 0 | 0 of 0 |" in page
     assert "Collapsed: 1 of 2 with the token ratio and 0 of 0 with the turn ratio;" in page
-    assert "The cells have 0 to 2 seeds. With fewer than 3 seeds no two cells can be told apart." in page
+    assert "The cells have 0 to 2 seeds. With fewer than 3 seeds no two single cells can be told apart." in page
     assert "Token ratio: 1 of 2; turn ratio: -." in page
     assert (tmp_path / "docs/stability/simonsays.png").exists()
 
@@ -131,7 +130,7 @@ def test_a_regime_in_which_nothing_collapses_says_so(tmp_path: Path) -> None:
     for cell in CELLS:
         for seed in range(3):
             write(tmp_path, record(cell.name, seed, [0.5] * 5))
-    sentences = counted(figures(tmp_path))
+    sentences = counted(load(tmp_path))
     assert "Nothing collapsed" in sentences
     assert "seeds" not in sentences
 
@@ -158,3 +157,10 @@ def test_every_cell_is_a_command_that_parses(monkeypatch: pytest.MonkeyPatch, tm
         assert ranges == ((3e-4, 4e-4) if cell.own_clip_range else (0.3, 0.3))
         (group,) = made.model.optimizer([torch.nn.Parameter(torch.zeros(1))]).param_groups
         assert (group["lr"], group["weight_decay"]) == (pytest.approx(3e-3 * cell.step), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore")  # matplotlib's own
+def test_the_page_is_what_the_results_make_of_it(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    write_page(ROOT / "studies/results/stability", tmp_path / "stability.md")
+    assert (tmp_path / "stability.md").read_text() == (ROOT / "docs/results/stability.md").read_text()

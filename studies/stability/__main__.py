@@ -24,12 +24,14 @@ QUICK_NOTE = f"**A quick run** of {QUICK} collections with `{' '.join(QUICK_OPTI
 
 
 def planned(seeds: int, quick: bool) -> list[Run]:
-    """Every run, a seed at a time, so that an unfinished study has all cells."""
+    """Every run, a seed at a time, so that an unfinished study has all cells; the control of many rollouts comes last."""
     return [
         Run(cell=cell, regime=regime, setting=regime.setting, seed=seed, quick=quick)
+        for one_pass in (False, True)
         for seed in range(seeds)
-        for regime in REGIMES
         for cell in CELLS
+        if cell.one_pass == one_pass
+        for regime in REGIMES
     ]
 
 

@@ -14,6 +14,18 @@ from sorl_lightning.functional.collapse import has_collapsed
 from studies.stability.cells import CELLS
 
 Record = dict[str, Any]
+GROUP_TOKEN, GROUP_TURN = ("GRPO", "S-GRPO"), ("Turn-GRPO", "SO-GRPO")
+CRITIC_TOKEN, CRITIC_TURN = ("PPO", "S-PPO"), ("Turn-PPO", "SO-PPO")
+POOLS = {
+    "with the token ratio": GROUP_TOKEN + CRITIC_TOKEN,
+    "with the turn ratio": GROUP_TURN + CRITIC_TURN,
+    "without the normalization": ("GRPO", "Turn-GRPO", "PPO", "Turn-PPO"),
+    "with it": ("S-GRPO", "SO-GRPO", "S-PPO", "SO-PPO"),
+    "GRPO, token": GROUP_TOKEN,
+    "GRPO, turn": GROUP_TURN,
+    "PPO, token": CRITIC_TOKEN,
+    "PPO, turn": CRITIC_TURN,
+}
 
 
 def load(folder: Path) -> dict[str, list[Record]]:
@@ -87,6 +99,11 @@ class Figures:
         return spread(self._first("success"))
 
     @property
+    def second(self) -> str:
+        """Success of the second collection, after the first one's updates."""
+        return spread([record["curves"]["success"][1] for record in self.records])
+
+    @property
     def best(self) -> str:
         """Success of the best collection."""
         return spread([max(record["curves"]["success"]) for record in self.records])
@@ -113,6 +130,13 @@ class Figures:
         return f"{statistics.median(largest):.2f}" if largest else "-"
 
     @property
+    def factor(self) -> str:
+        """Mean factor of the normalization over the run; without the switch what it would have been."""
+        return spread(
+            [statistics.fmean(record["curves"]["factor"]) for record in self.records if "factor" in record["curves"]]
+        )
+
+    @property
     def explained(self) -> str:
         """Explained variance of the critic, last fifth."""
         return spread(self._late("explained_variance"))
@@ -123,11 +147,21 @@ class Figures:
         return spread(self._late("entropy"))
 
     @property
+    def updates(self) -> int:
+        """Optimiser steps of a run."""
+        return max((r["updates"] * len(r["curves"]["success"]) for r in self.records), default=0)
+
+    @property
     def cpu(self) -> str:
         """Processor seconds a run."""
         return f"{statistics.fmean(r['cpu_seconds'] for r in self.records):.0f}" if self.records else "-"
 
 
-def figures(folder: Path) -> dict[str, Figures]:
-    """Of every cell of a regime's results."""
-    return {name: Figures(records) for name, records in load(folder).items()}
+def figures(results: dict[str, list[Record]]) -> dict[str, Figures]:
+    """Of every cell."""
+    return {name: Figures(records) for name, records in results.items()}
+
+
+def pools(results: dict[str, list[Record]]) -> dict[str, Figures]:
+    """Of the cells of the 2 x 2 x 2 that have a ratio, or the switch, in common, taken together."""
+    return {pool: Figures([record for name in names for record in results[name]]) for pool, names in POOLS.items()}

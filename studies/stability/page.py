@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from studies.stability.cells import SCOUTED
-from studies.stability.figures import Figures, Record, figures, last_fifth, load
+from studies.stability.figures import Figures, Record, figures, last_fifth, load, pools
 from studies.stability.plot import draw
 from studies.stability.regimes import REGIMES, Regime
 
@@ -25,17 +25,13 @@ rate. Gradient norms are clipped at 1, nothing holds the policy near the referen
 **Collapsed**: success stayed below half of the run's best for the whole last fifth of its collections. **Final success**: mean over the last fifth of
 the collections of the training rollouts, mean ± standard deviation over seeds, and each seed. **Clipped**: share of generated tokens, and of turns with
 such a token, over the updates of the first collection, where all cells have the same rollouts. **Dead groups**: all rewards equal, so that a group advantage is 0; last fifth.
-**||C||**: norm of the clipping bias, largest mean of a collection, median over seeds. CPU seconds are those of the run's process, without the game's Java process."""
+**||C||**: norm of the clipping bias, largest mean of a collection, median over seeds. **Factor**: by which the normalization scales
+the policy gradient, mean over the run; in cells without it, what it would have been. CPU seconds are those of the run's process, without the game's Java process."""
 COLUMNS = {
     "cell": "", "seeds": "seeds", "collapsed": "collapsed", "final success": "final", "each seed": "each", "best": "best",
-    "clipped tokens": "clipped_tokens", "clipped turns": "clipped_turns", "dead groups": "dead", "&#124;&#124;C&#124;&#124;": "bias",
+    "clipped tokens": "clipped_tokens", "clipped turns": "clipped_turns", "dead groups": "dead", "&#124;&#124;C&#124;&#124;": "bias", "factor": "factor",
     "entropy": "entropy", "critic's explained variance": "explained", "CPU s a run": "cpu",
 }  # fmt: skip
-BY_RATIO = {"token": ("GRPO", "S-GRPO", "PPO", "S-PPO"), "turn": ("Turn-GRPO", "SO-GRPO", "Turn-PPO", "SO-PPO")}
-BY_SWITCH = {
-    "without the normalization": ("GRPO", "Turn-GRPO", "PPO", "Turn-PPO"),
-    "with it": ("S-GRPO", "SO-GRPO", "S-PPO", "SO-PPO"),
-}
 
 
 def line(values: Sequence[str]) -> str:
@@ -83,29 +79,24 @@ def success(record: Record) -> str:
     return f"{curve[0]:.2f}, {sum(late) / len(late):.2f}, {max(curve):.2f}"
 
 
-def counted(cells: Mapping[str, Figures]) -> str:
+def counted(results: dict[str, list[Record]]) -> str:
     """What the table says of the 2 x 2 x 2, counted; and whether it says anything yet."""
-
-    def share(names: Sequence[str], kind: str) -> str:
-        return f"{sum(cells[n].collapses for n in names)} of {sum(cells[n].seeds for n in names)} {kind}"
-
-    ratios = " and ".join(share(names, f"with the {ratio} ratio") for ratio, names in BY_RATIO.items())
-    switches = " and ".join(share(names, kind) for kind, names in BY_SWITCH.items())
-    sentences = [f"Collapsed: {ratios}; {switches}."]
+    cells, pooled = figures(results), pools(results)
+    shares = [f"{pooled[pool].collapsed} {pool}" for pool in list(pooled)[:4]]
+    sentences = [f"Collapsed: {' and '.join(shares[:2])}; {' and '.join(shares[2:])}."]
     if not sum(found.collapses for found in cells.values()):
         sentences.append("Nothing collapsed, so this regime says nothing about what prevents a collapse.")
     fewest, most = (bound(found.seeds for found in cells.values()) for bound in (min, max))
     if fewest < most or fewest < 3:
         sentences.append(f"The cells have {fewest} to {most} seeds.")
     if fewest < 3:
-        sentences.append("With fewer than 3 seeds no two cells can be told apart.")
+        sentences.append("With fewer than 3 seeds no two single cells can be told apart.")
     return " ".join(sentences)
 
 
 def section(regime: Regime, results: Path, page: Path) -> str:
     """A regime's part of the page, and its picture."""
     records = load(results / regime.name)
-    cells = {name: Figures(found) for name, found in records.items()}
     picture = page.parent / page.stem / f"{regime.name}.png"
     draw(records, picture)
     seconds = sum(record["cpu_seconds"] for found in records.values() for record in found)
@@ -113,8 +104,8 @@ def section(regime: Regime, results: Path, page: Path) -> str:
         f"## Regime {regime.name}",
         description(regime),
         *([grid(regime, results / regime.name / "scouting")] if (results / regime.name / "scouting").exists() else []),
-        table(cells),
-        f"{counted(cells)} {seconds / 60:.0f} CPU minutes.",
+        table(figures(records)),
+        f"{counted(records)} {seconds / 60:.0f} CPU minutes.",
         f"![Curves of regime {regime.name}]({picture.relative_to(page.parent)})\n\nThick: median of the seeds; thin: every seed.",
     ]
     return "\n\n".join(parts)
@@ -125,7 +116,8 @@ def write_page(results: Path, page: Path, note: str = "") -> None:
     parts = [HEAD, *([note] if note else []), *(section(regime, results, page) for regime in REGIMES)]
     reading = results / "reading.md"
     if reading.exists():
-        cells = {regime.name: figures(results / regime.name) for regime in REGIMES}
+        found = {regime.name: load(results / regime.name) for regime in REGIMES}
+        cells = {name: figures(records) | pools(records) for name, records in found.items()}
         parts.append("## What reproduces, and what does not\n\n" + reading.read_text().format(**cells))
     page.parent.mkdir(parents=True, exist_ok=True)
     page.write_text("\n\n".join(part.strip() for part in parts) + "\n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
@@ -48,7 +48,6 @@ class Server:
         workers: processes that take weights, over all its parallel dimensions.
         context_limit: most tokens of a sequence.
         backend: weight-transfer backend that it was started with; None for none.
-        adapters: whether it loads adapters on request.
     """
 
     client: Client
@@ -56,8 +55,7 @@ class Server:
     route: Literal["generate", "completions"]
     workers: int
     context_limit: int
-    backend: str | None = None
-    adapters: bool = False
+    backend: str | None = field(default=None)
 
 
 async def inspect(client: Client, model: str) -> Server:
@@ -96,7 +94,6 @@ async def inspect(client: Client, model: str) -> Server:
         workers=int(world["world_size"]),
         context_limit=int(config["model_config"]["max_model_len"]),
         backend=backend,
-        adapters=bool(config.get("lora_config")) and await is_open(client, "/v1/load_lora_adapter"),
     )
 
 
@@ -108,17 +105,12 @@ async def check_model(client: Client, model: str) -> None:
 
 
 async def turn_route(client: Client) -> Literal["generate", "completions"]:
-    """The route that takes and gives tokens."""
-    return "generate" if await is_open(client, ROUTE["generate"]) else "completions"
-
-
-async def is_open(client: Client, route: str) -> bool:
-    """Whether a route that takes a POST is there. It knows no GET, and says so (405) only where it is."""
+    """The route that takes and gives tokens. It knows no GET, and says so (405) only where it is open."""
     try:
-        await client.get(route, TIMEOUT)
+        await client.get(ROUTE["generate"], TIMEOUT)
     except ServerError as error:
-        return error.status == 405
-    return True
+        return "generate" if error.status == 405 else "completions"
+    return "generate"
 
 
 async def optional(client: Client, route: str) -> dict[str, Any] | None:
