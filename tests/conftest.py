@@ -7,6 +7,7 @@ import os
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,29 @@ def fit(trainer: Any) -> Any:
         return module
 
     return run
+
+
+# Servers, fake and real: whether it is real, whether the model's head is its embedding, how weights travel.
+KINDS = [
+    pytest.param((False, True, "disk"), id="fake-tied-disk"),
+    pytest.param((False, False, "gloo"), id="fake-untied-gloo"),
+    pytest.param((True, True, "disk"), id="real-tied-disk", marks=pytest.mark.vllm),
+    pytest.param((True, False, "gloo"), id="real-untied-gloo", marks=pytest.mark.vllm),
+    pytest.param((False, True, "adapters"), id="fake-tied-adapters"),
+    pytest.param((True, True, "adapters"), id="real-tied-adapters", marks=pytest.mark.vllm),
+]
+
+
+def serving(*backends: str, real: bool | None = None) -> pytest.MarkDecorator:
+    """Have a test run on some of the servers only."""
+    chosen = [kind for kind in KINDS if kind.values[0][2] in backends and real in (None, kind.values[0][0])]
+    return pytest.mark.parametrize("server", chosen, indirect=True)
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def server(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Any]:
+    """A vLLM server, shared by all tests that ask for one."""
+    import served
+
+    with served.serve(*request.param, tokenizer) as found:
+        yield found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import shutil
 import tempfile
@@ -11,16 +12,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import lightning as L
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
+from sorl_lightning.adapters import adapter_parameters, adapter_rank, has_adapters
+from sorl_lightning.lora import LoRA
+from sorl_lightning.models import ModelSource
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
 from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.launch import Launch, free_port
 from sorl_lightning.rollout.vllm.probe import Nowhere
 from sorl_lightning.rollout.vllm.process import ServerProcess
-from sorl_lightning.rollout.vllm.transports import DiskTransport, GlooTransport, WeightTransport
+from sorl_lightning.rollout.vllm.session import processes_of
+from sorl_lightning.rollout.vllm.transports import AdapterTransport, DiskTransport, GlooTransport, WeightTransport
 from sorl_lightning.sharding import full_weights
 from sorl_lightning.testing.fake_vllm import FakeVLLM
 
@@ -32,6 +38,13 @@ SHAPE = {
 }  # fmt: skip
 
 
+TRANSPORTS: dict[str, type[WeightTransport]] = {
+    "disk": DiskTransport, "gloo": GlooTransport, "adapters": AdapterTransport,
+}  # fmt: skip
+
+MAX_LOGPROBS = {"gloo": 20}  # as a stock server has it
+
+
 @dataclass(frozen=True, kw_only=True)
 class Served:
     """A server, and how to reach it.
@@ -40,20 +53,29 @@ class Served:
         real: whether vLLM runs there.
         url: where.
         tied: whether it serves a model whose output head is its embedding.
-        backend: of weight transfer.
+        process: of a real one.
+        backend: of weight transfer; "adapters" for a model whose adapters alone are pushed.
     """
 
     real: bool
     url: str
     tied: bool
     backend: str
+    process: ServerProcess | None = None
+
+    @property
+    def max_logprobs(self) -> int:
+        """--max-logprobs; -1: the vocabulary."""
+        return MAX_LOGPROBS.get(self.backend, -1)
 
     def policy(self, seed: int = 0) -> PreTrainedModel:
-        return tiny(self.tied, seed)
+        return adapted(self.tied, seed) if self.backend == "adapters" else tiny(self.tied, seed)
 
     def engine(self, **settings: Any) -> VLLMEngine:
-        transport: WeightTransport = DiskTransport() if self.backend == "disk" else GlooTransport()
-        return VLLMEngine([self.url], transport=transport, **{"probe_every": 1, "probe_tolerance": 5e-5, **settings})
+        return VLLMEngine(
+            [self.url], transport=TRANSPORTS[self.backend](),
+            **{"probe_every": 1, "probe_tolerance": 5e-5, **settings},
+        )  # fmt: skip
 
 
 def tiny(tied: bool, seed: int = 0) -> PreTrainedModel:
@@ -64,15 +86,32 @@ def tiny(tied: bool, seed: int = 0) -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**SHAPE, tie_word_embeddings=False)).eval()
 
 
+def adapted(tied: bool, seed: int = 0) -> PreTrainedModel:
+    """The same model for every seed, with adapters that change it clearly."""
+
+    class Base(ModelSource):
+        def load(self) -> Any:
+            return tiny(tied), None
+
+    model = LoRA(base=Base(), rank=8, seed=seed).load()[0]
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in adapter_parameters(model):
+        if "lora_B" in name:
+            parameter.data.normal_(std=0.1, generator=generator)
+    return model
+
+
 @contextmanager
 def serve(real: bool, tied: bool, backend: str, tokenizer: Any) -> Iterator[Served]:
+    described = Served(real=real, url="", tied=tied, backend=backend)
+    policy, limit = described.policy(), described.max_logprobs
     if not real:
-        with FakeVLLM(tiny(tied), CONTEXT, backend) as fake:
-            yield Served(real=False, url=fake.url, tied=tied, backend=backend)
+        with FakeVLLM(policy, CONTEXT, backend, max_logprobs=limit, tokenizer=tokenizer) as fake:
+            yield dataclasses.replace(described, url=fake.url)
         return
-    with real_server(tiny(tied), tokenizer, backend) as (server, url):
+    with real_server(policy, tokenizer, backend, flags=("--max-logprobs", str(limit))) as (server, url):
         assert server.healthy()
-        yield Served(real=True, url=url, tied=tied, backend=backend)
+        yield dataclasses.replace(described, url=url, process=server)
 
 
 @contextmanager
@@ -80,11 +119,12 @@ def real_server(
     policy: PreTrainedModel, tokenizer: Any, backend: str = "disk", restarts: int = 0, flags: Sequence[str] = ()
 ) -> Iterator[tuple[ServerProcess, str]]:
     if not PYTHON.exists():
-        pytest.skip(f"no vLLM at {PYTHON}: make vllm")
+        pytest.fail(f"no vLLM at {PYTHON}: make vllm")
     folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-test-"))
     launch = Launch(
-        folder=folder, port=free_port(), model="policy", backend=backend, dtype="float32", context=CONTEXT, cpu=True,
-        python=str(PYTHON), flags=flags,
+        folder=folder, port=free_port(), model="policy", backend=TRANSPORTS[backend]().backend, dtype="float32",
+        context=CONTEXT, cpu=True, python=str(PYTHON), flags=flags,
+        adapter_rank=adapter_rank(policy) if has_adapters(policy) else None,
     )  # fmt: skip
     launch.prepare(policy, tokenizer)
     server = ServerProcess(launch.command(), launch.variables(), launch.url, folder / "log", restarts)
@@ -92,6 +132,8 @@ def real_server(
         server.start(timeout=600)
         yield server, launch.url
     finally:
+        if not server.healthy():
+            print(server.tail(400))  # noqa: T201  # pytest shows it beside the failure
         server.stop()
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -112,3 +154,15 @@ def scores(policy: PreTrainedModel, prompt: Sequence[int], ids: Sequence[int], t
     """Log-probabilities [tokens, vocabulary] of what follows the prompt."""
     logits = policy(input_ids=torch.tensor([[*prompt, *ids]])).logits[0].float()
     return torch.log_softmax(logits[len(prompt) - 1 : -1] / temperature, -1)
+
+
+def named(session: int, name: str) -> int:
+    """The process of a session that calls itself ``name``."""
+    for pid in processes_of(session):
+        if name in Path(f"/proc/{pid}/cmdline").read_text():
+            return pid
+    raise LookupError(name)
+
+
+def weights(module: L.LightningModule) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()])

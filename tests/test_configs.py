@@ -14,6 +14,7 @@ from sorl_lightning import cli
 ROOT = Path(__file__).parents[1]
 CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 ENGINES = sorted((ROOT / "configs/engine").glob("*.yaml"))
+TEACHERS = sorted((ROOT / "configs/teacher").glob("*.yaml"))
 OBJECTIVES = sorted((ROOT / "configs/objective").glob("*.yaml"))
 SWITCHES = sorted((ROOT / "callbacks").glob("*.yaml"))
 
@@ -42,6 +43,13 @@ def test_every_engine_composes_with_the_quickstart(parse, path: Path) -> None:
     assert command.datamodule.engine is not None
     assert command.datamodule.tasks_per_collection == 16
     assert "callbacks" not in yaml.safe_load(path.read_text())["trainer"]
+
+
+@pytest.mark.parametrize("path", TEACHERS, ids=name)
+def test_every_teacher_composes_with_a_distillation(parse, path: Path) -> None:
+    run = parse(ROOT / "configs/coin_opd_topk.yaml", path)
+    assert type(run.model.teacher).__name__ == "ServedTeacher"
+    assert run.model.objective.recorded_top_k == 50
 
 
 @pytest.mark.parametrize("path", OBJECTIVES, ids=name)

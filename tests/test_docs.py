@@ -41,7 +41,7 @@ ROOMS = ("functional", "rollout", "callbacks", "control", "critic", "datamodule"
          "objectives", "lora", "packaged", "adapters", "cache", "streams", "teachers", "student_teacher",
          "turn_records", "tally", "step_guard", "sharding", "strategies", "ranks", "checkpoints", "testing",
          "types", "errors", "cli", "commands", "trajectory_files", "report", "annotation", "figures",
-         "combinations")  # fmt: skip
+         "combinations", "served_teacher")  # fmt: skip
 
 
 def label(page: Path) -> str:

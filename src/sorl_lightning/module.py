@@ -30,7 +30,7 @@ from sorl_lightning.objectives import Objective
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.sharding import ShardingPlan, gradient_norm
 from sorl_lightning.step_guard import StepGuard
-from sorl_lightning.student_teacher import check_teacher, forward
+from sorl_lightning.student_teacher import check_teacher, forward, meet
 from sorl_lightning.tally import Tally
 from sorl_lightning.teachers import FullTeacher, Teacher
 from sorl_lightning.turn_records import TurnRecords
@@ -108,7 +108,8 @@ class AgentModule(L.LightningModule):
         if self.objective.needs_reference:
             self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
         if self.teacher is not None:
-            self.teacher.attach(str(self.source), self.tokenizer, model.get_output_embeddings().weight.shape[0])
+            vocabulary = model.get_output_embeddings().weight.shape[0]
+            meet(self.objective, self.teacher, str(self.source), self.tokenizer, vocabulary, self.temperature)
         self.policy = PolicyNetwork(model)
         # Weights beside adapters never change, and are not in checkpoints.
         self.strict_loading = not has_adapters(model)

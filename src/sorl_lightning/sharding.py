@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from sorl_lightning.adapters import plain_weights
+from sorl_lightning.adapters import adapter_parameters, plain_weights
 
 Precision = Literal["float32", "bfloat16", "float16"]
 
@@ -85,12 +85,22 @@ def is_sharded(network: nn.Module) -> bool:
     return any(isinstance(module, FSDPModule) for module in network.modules())
 
 
-def full_weights(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters by name, tied ones once, adapters merged, each gathered from its shards only when its turn comes.
+def full_weights(network: nn.Module, merged: bool = True) -> Iterator[tuple[str, Tensor]]:
+    """Parameters by name, tied ones once, each gathered from its shards only when its turn comes.
 
     All ranks must read it to the end. Whoever drops a tensor before asking for the next has one whole one at a time.
+
+    Args:
+        network: with adapters or without.
+        merged: whether adapters are added to the weights beside which they sit, or left out.
     """
-    for name, parameter in plain_weights(network):
+    for name, parameter in plain_weights(network, merged):
+        yield name, whole(parameter.detach())
+
+
+def full_adapters(network: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The same of the adapters' own parameters."""
+    for name, parameter in adapter_parameters(network):
         yield name, whole(parameter.detach())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.chunked_topk import chunked_topk
@@ -40,6 +41,24 @@ def check_teacher(objective: Objective, teacher: Teacher | None) -> None:
             f"objective {objective} needs the teacher's whole distribution; {type(teacher).__name__} returns the "
             "log-probabilities of its top K and of the sampled token: take a topk_ divergence, k1 or k2"
         )
+
+
+def meet(
+    objective: Objective,
+    teacher: Teacher,
+    student: str,
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: int,
+    temperature: float,
+) -> None:
+    """Attach the teacher to its student, and have it refuse what it cannot give.
+
+    Raises:
+        ConfigurationError: it reads other tokens, or cannot give the scores that the objective needs.
+    """
+    teacher.attach(student, tokenizer, vocabulary)
+    if isinstance(objective, TeacherObjective) and objective.recorded_top_k is not None:
+        teacher.check(objective.recorded_top_k, objective.tempered(temperature))
 
 
 def recorded(objective: Objective, teacher: Teacher | None, rows: RolloutBatch, temperature: float) -> RolloutBatch:

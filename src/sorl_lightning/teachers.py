@@ -39,6 +39,9 @@ class Teacher(Interface):
         """
         ...
 
+    def check(self, top_k: int, temperature: float) -> None:
+        """Refuse scores that the teacher cannot give, before anything is sampled."""
+
     @abstractmethod
     def score(self, rows: RolloutBatch, top_k: int, temperature: float) -> TeacherScores:
         """Top K and sampled log-probability at each generated token, on the CPU; ``top_k`` may be 0."""

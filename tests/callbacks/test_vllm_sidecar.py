@@ -231,6 +231,26 @@ def children(parent: int) -> list[int]:
 # Without a server
 
 
+def test_a_launcher_that_loses_its_starter_takes_folders_with_it(tmp_path: Path) -> None:
+    folder, weights = tmp_path / "own", Path(f"/dev/shm/sorl-weights-{os.getpid()}-0-test")
+    for path in (folder, weights):
+        path.mkdir()
+        (path / "file").write_text("left")
+    code = "from sorl_lightning.vllm_plugin import serve; serve.GRACE = 0.5; serve.end_with_starter()"
+    environment = {
+        "TMPDIR": str(folder),
+        "SORL_END_WITH_STDIN": f"{os.getpid()}-0",
+        "PYTHONPATH": f"{TESTS.parent}/src",
+    }
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, start_new_session=True, env={**os.environ, **environment}
+    )
+    assert launcher.stdin is not None
+    launcher.stdin.close()
+    assert launcher.wait(timeout=60) == -signal.SIGTERM
+    wait_for(lambda: not folder.exists() and not weights.exists(), 20)
+
+
 def test_an_engine_that_needs_no_server_is_refused(trainer: Any) -> None:
     data = rollouts(Countdown(), LocalEngine())
     with pytest.raises(ConfigurationError, match=r"data\.engine, which is LocalEngine"):

@@ -4,36 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-import served
-from conftest import agent
+from conftest import agent, serving
 from doubles import Countdown
 from served import CONTEXT, Served, push, request, scores
+from sorl_lightning.adapters import adapter_parameters
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.rollout.engine import GenerationRequest
 from sorl_lightning.rollout.engines import VLLMEngine
-from sorl_lightning.rollout.vllm.transports import Bucket, DiskTransport
+from sorl_lightning.rollout.vllm.transports import AdapterTransport, Bucket, DiskTransport
 from sorl_lightning.types import Completion
 
-REAL = pytest.mark.vllm
 FLIGHT = (1, 2, 3)
-KINDS = [
-    pytest.param((False, True, "disk"), id="fake-tied-disk"),
-    pytest.param((False, False, "gloo"), id="fake-untied-gloo"),
-    pytest.param((True, True, "disk"), id="real-tied-disk", marks=REAL),
-    pytest.param((True, False, "gloo"), id="real-untied-gloo", marks=REAL),
-]
-
-
-@pytest.fixture(scope="session", params=KINDS)
-def server(request: pytest.FixtureRequest, tokenizer: Any) -> Iterator[Served]:
-    with served.serve(*request.param, tokenizer) as found:
-        yield found
 
 
 @pytest.fixture
@@ -76,7 +64,8 @@ def test_log_probabilities_agree_after_each_of_20_pushes(server: Served, engine:
             largest = max(largest, difference(policy, each, turn))
             assert turn.policy_version == (version,) * 8
         for parameter in policy.parameters():
-            parameter.data += 0.03 * torch.randn(parameter.shape, generator=noise)
+            if parameter.requires_grad:
+                parameter.data += 0.03 * torch.randn(parameter.shape, generator=noise)
     assert largest <= 5e-5
     assert 0 < engine.figures["engine/probe_difference"] <= 5e-5
 
@@ -93,13 +82,17 @@ def test_greedy_tokens_are_the_most_likely_ones(server: Served, engine: VLLMEngi
     assert difference(server.policy(), asked, turn) <= 5e-5
 
 
-def test_a_seed_gives_the_same_tokens_alone_and_among_32(server: Served, engine: VLLMEngine) -> None:
-    push(engine, server.policy(), 0)
+def test_a_seed_gives_the_same_tokens_alone_and_among_32(server: Served) -> None:
     asked = [request((5, 6, 7, key), key=key, max_tokens=12, seed=2**62 + key) for key in range(32)]
-    among = ask(engine, asked)
-    alone = [ask(engine, [each])[0] for each in asked]
-    assert [turn.token_ids for turn in among] == [turn.token_ids for turn in alone]
-    assert len({turn.token_ids for turn in among}) == 32
+    turns = []
+    for concurrency in (32, 1):
+        engine = server.engine(concurrency=concurrency)
+        engine.attach(server.policy())
+        push(engine, server.policy(), 0)
+        turns.append([turn.token_ids for turn in ask(engine, asked)])
+        engine.close()
+    assert turns[0] == turns[1]
+    assert len(set(turns[0])) == 32
 
 
 def test_many_long_prompts_at_once_do_not_hurt_the_server(server: Served, engine: VLLMEngine) -> None:
@@ -148,6 +141,7 @@ def test_old_prefixes_are_not_reused_with_new_weights(server: Served, engine: VL
         assert difference(policy, asked, turn) <= 5e-5
 
 
+@serving("disk", "gloo")
 def test_a_push_that_breaks_off_is_repaired_by_the_next(server: Served, engine: VLLMEngine) -> None:
     push(engine, server.policy(), 0)
 
@@ -171,6 +165,37 @@ def test_a_push_that_breaks_off_is_repaired_by_the_next(server: Served, engine: 
     assert difference(policy, asked, turn) <= 5e-5
 
 
+@serving("adapters")
+def test_adapters_are_read_once(server: Served, engine: VLLMEngine, tmp_path: Path) -> None:
+    """Their files are gone when turns are generated; a server that read them again would fail."""
+    engine.transport = AdapterTransport(folder=str(tmp_path))
+    policy = server.policy(seed=3)
+    engine.attach(policy)
+    push(engine, policy, 0)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    asked = [request((1, 2, key), key=key, max_tokens=16) for key in range(4)]
+    for each, turn in zip(asked, ask(engine, asked), strict=True):
+        assert difference(policy, each, turn) <= 5e-5
+    plain = server.policy(seed=3)
+    for _, parameter in adapter_parameters(plain):
+        parameter.data.zero_()
+    assert difference(plain, asked[0], ask(engine, asked[:1])[0]) > 0.01  # the adapters count
+
+
+@serving("adapters", real=True)
+def test_adapters_that_the_server_cannot_take_are_its_own_words(server: Served, engine: VLLMEngine) -> None:
+    large = server.policy()
+    large.peft_config["default"].r = 4096
+    engine.attach(large)
+    with pytest.raises(EngineOutage, match=r"weights .*:0 were not pushed.*500 to /v1/load_lora_adapter.*4096"):
+        push(engine, large, 0)
+    policy = server.policy()
+    engine.attach(policy)
+    push(engine, policy, 0)
+    asked = request((1, 2, 3))
+    assert difference(policy, asked, ask(engine, [asked])[0]) <= 5e-5
+
+
 class Forgetful(DiskTransport):
     """Loses the second bucket."""
 
@@ -185,9 +210,8 @@ class Forgetful(DiskTransport):
         return post("/update_weights", [{"update_info": {"path": "/nowhere/bucket.safetensors"}}]).result()
 
 
+@serving("disk")
 def test_a_failed_push_shows_the_servers_own_words(server: Served, engine: VLLMEngine) -> None:
-    if server.backend != "disk":
-        pytest.skip("of files")
     engine.transport = Forgetful()
     with pytest.raises(EngineOutage, match=r"weights .*:0 were not pushed.*500 to /update_weights"):
         push(engine, server.policy(), 0)
@@ -215,10 +239,8 @@ def test_the_first_update_has_ratio_one(server: Served, fit: Any, tokenizer: Any
         torch.testing.assert_close(recorder.ratios[first], torch.ones_like(recorder.ratios[first]), rtol=0, atol=1e-4)
 
 
-@REAL
+@serving("disk", "gloo", "adapters", real=True)
 def test_turns_in_flight_go_on_with_new_weights(server: Served, engine: VLLMEngine) -> None:
-    if not server.real:
-        pytest.skip("a fake server's turns are not frozen half-way")
     for _ in range(5):  # until a push has met a turn half-way
         turn = turn_with_a_push(server, engine)
         change = turn.policy_version.count(0)

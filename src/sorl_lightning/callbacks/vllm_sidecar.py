@@ -14,11 +14,13 @@ import torch
 from lightning.pytorch.callbacks import Callback
 from typing_extensions import override
 
+from sorl_lightning.adapters import adapter_rank
 from sorl_lightning.control import Learner, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.engines.vllm import VLLMEngine
 from sorl_lightning.rollout.vllm.launch import Launch, free_port
 from sorl_lightning.rollout.vllm.process import ServerProcess
+from sorl_lightning.rollout.vllm.transports import AdapterTransport
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +28,8 @@ logger = logging.getLogger(__name__)
 class VLLMSidecar(Callback):
     """Start a vLLM server when a run starts, give its address to the datamodule's VLLMEngine, and end it with the run.
 
-    The server begins with random weights of the policy's shape and gets the policy's from the engine. An engine that
+    The server begins with random weights of the policy's shape and gets the policy's from the engine; for an
+    AdapterTransport it begins with those beside the adapters. An engine that
     has addresses already is left to the servers that run there. With several ranks each starts a server of its own.
 
     Args:
@@ -121,6 +124,7 @@ class VLLMSidecar(Callback):
             port=self.port or free_port(),
             model=engine.model,
             backend=engine.transport.backend,
+            adapter_rank=adapter_rank(policy) if isinstance(engine.transport, AdapterTransport) else None,
             dtype=self.dtype or str(policy.dtype).removeprefix("torch."),
             context=data.context_limit or policy.config.get_text_config().max_position_embeddings,
             cpu=self.device == "cpu" or (self.device == "auto" and not torch.cuda.is_available()),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,18 +13,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from sorl_lightning.adapters import PREFIX, WEIGHTS, adapter_parameters, has_adapters
+
 
 class FakeModel:
     """A copy of ``model`` with weights of its own, random until they arrive.
 
     Args:
-        model: whose architecture is served.
+        model: whose architecture is served. Where it has adapters these alone are random.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = copy.deepcopy(model).eval().requires_grad_(False)
         generator = torch.Generator().manual_seed(0)
-        for parameter in self.model.parameters():
+        weights = adapter_parameters(self.model) if has_adapters(self.model) else self.model.named_parameters()
+        for _, parameter in weights:
             parameter.data.normal_(0.0, 0.01, generator=generator)
         self.group: Any = None
 
@@ -45,10 +49,16 @@ class FakeModel:
         return ids[len(prompt) :], logprobs
 
     @torch.no_grad()
-    def score(self, prompt: list[int]) -> list[float]:
-        """Log-probability of each prompt token but the first."""
-        scores = torch.log_softmax(self.model(input_ids=torch.tensor([prompt])).logits[0].float(), -1)
-        return scores[:-1].gather(-1, torch.tensor(prompt[1:])[:, None])[:, 0].tolist()
+    def score(self, prompt: list[int], top_k: int) -> list[dict[int, float]]:
+        """Log-probabilities at each prompt token but the first: its own, and the top K."""
+        scores = torch.log_softmax(self.model(input_ids=torch.tensor([prompt])).logits[0, :-1].float(), -1)
+        found = []
+        for row, token in zip(scores, prompt[1:], strict=True):
+            top = row.topk(top_k)
+            found.append(
+                {token: float(row[token]), **dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))}
+            )
+        return found
 
     def join(self, info: dict[str, Any]) -> None:
         """Join the trainer's group, where there is one."""
@@ -65,6 +75,13 @@ class FakeModel:
         """
         for name, tensor in load_file(info["path"]).items() if "path" in info else self._received(info):
             self.model.get_parameter(name).copy_(tensor)
+
+    def load_adapters(self, folder: str) -> None:
+        """Load adapters as peft saves them."""
+        from peft import set_peft_model_state_dict
+
+        weights = load_file(Path(folder) / WEIGHTS)
+        set_peft_model_state_dict(self.model, {name.removeprefix(PREFIX): tensor for name, tensor in weights.items()})
 
     def _received(self, info: dict[str, Any]) -> list[tuple[str, Tensor]]:
         tensors = []

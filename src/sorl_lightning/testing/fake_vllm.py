@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sorl_lightning.adapters import has_adapters
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.testing.fake_model import FakeModel
 
@@ -43,12 +44,14 @@ class FakeVLLM:
     """A context manager: the server runs inside it, at ``url``.
 
     Args:
-        model: what it serves; its weights have to be pushed, as to a real server.
+        model: what it serves; its weights have to be pushed, as to a real server. One with adapters takes adapters.
         context_limit: --max-model-len.
         backend: of weight transfer, "disk" or "gloo".
         version: of vLLM.
         generate: whether /inference/v1/generate is open (--enable-scale-out).
         logprobs_mode: --logprobs-mode.
+        max_logprobs: --max-logprobs; -1: the vocabulary.
+        tokenizer: what /tokenize uses.
 
     Attributes:
         requests: route and body of every request, in order.
@@ -63,13 +66,19 @@ class FakeVLLM:
         version: str = "0.32.0",
         generate: bool = True,
         logprobs_mode: str = SCORED,
+        max_logprobs: int = -1,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         self.model = FakeModel(model)
+        self.takes_adapters = has_adapters(model)
+        self.names = ["policy"]
         self.context_limit = context_limit
         self.backend = backend
         self.version = version
         self.generate = generate
         self.logprobs_mode = logprobs_mode
+        self.max_logprobs = max_logprobs
+        self.tokenizer = tokenizer
         self.requests: list[tuple[str, JSON]] = []
         self.stale = False
         self.weight_version = "default"
@@ -114,9 +123,12 @@ class FakeVLLM:
         method = getattr(self, f"_{request.method.lower()}_{route.strip('/').replace('/', '_')}", None)
         if method is None:
             known = route == "/inference/v1/generate" and self.generate
+            known = known or (route == "/v1/load_lora_adapter" and self.takes_adapters)
             return failure(405 if known else 404, "Method Not Allowed" if known else "Not Found")
         try:
             answer = await method(body)
+        except web.HTTPException as error:
+            return failure(error.status, error.text or "")
         except Exception as error:
             return failure(500, f"{type(error).__name__}: {error}")
         return web.json_response(fault.change(answer) if fault.change else answer, dumps=json.dumps)
@@ -130,7 +142,14 @@ class FakeVLLM:
         return {"version": self.version}
 
     async def _get_v1_models(self, body: JSON) -> JSON:
-        return {"data": [{"id": "policy"}]}
+        return {
+            "data": [{"id": name, "parent": "policy" if number else None} for number, name in enumerate(self.names)]
+        }
+
+    async def _post_tokenize(self, body: JSON) -> JSON:
+        if self.tokenizer is None:
+            raise web.HTTPNotFound(text="no tokenizer")
+        return {"tokens": self.tokenizer.encode(body["prompt"], add_special_tokens=body["add_special_tokens"])}
 
     async def _get_get_world_size(self, body: JSON) -> JSON:
         return {"world_size": 1}
@@ -140,7 +159,9 @@ class FakeVLLM:
 
     async def _get_server_info(self, body: JSON) -> JSON:
         model = {"max_model_len": self.context_limit, "logprobs_mode": self.logprobs_mode}
-        return {"vllm_config": {"model_config": model, "weight_transfer_config": {"backend": self.backend}}}
+        transfer = {"backend": self.backend}
+        adapters = {"max_lora_rank": 16} if self.takes_adapters else None
+        return {"vllm_config": {"model_config": model, "weight_transfer_config": transfer, "lora_config": adapters}}
 
     # New weights
 
@@ -186,11 +207,21 @@ class FakeVLLM:
         self.weight_version = body["weight_version"]
         return {}
 
+    async def _post_v1_load_lora_adapter(self, body: JSON) -> JSON:
+        await self._in_thread(self.model.load_adapters, body["lora_path"])
+        self.names = ["policy", body["lora_name"]]
+        return {}
+
+    async def _post_update_weight_version(self, body: JSON) -> JSON:
+        self.weight_version = body["new_version"]
+        return {}
+
     # Turns
 
     async def _post_inference_v1_generate(self, body: JSON) -> JSON:
         if not self.generate:
             raise web.HTTPForbidden(text="start the server with --enable-scale-out")
+        self._check_name(body["model"])
         ids, logprobs, reason, prompt_logprobs = await self._turn(body["token_ids"], body["sampling_params"])
         content = [{"token_id": token, "logprob": logprob} for token, logprob in zip(ids, logprobs, strict=True)]
         choice = {
@@ -202,18 +233,28 @@ class FakeVLLM:
         return {"choices": [choice], "prompt_logprobs": prompt_logprobs}
 
     async def _post_v1_completions(self, body: JSON) -> JSON:
+        self._check_name(body["model"])
         ids, logprobs, reason, prompt_logprobs = await self._turn(body["prompt"], body)
         choice = {"token_ids": ids, "finish_reason": reason, "logprobs": {"token_logprobs": logprobs}}
         return {"choices": [{**choice, "prompt_logprobs": prompt_logprobs}]}
 
+    def _check_name(self, name: str) -> None:
+        if name not in self.names:
+            raise web.HTTPNotFound(text=f"The model `{name}` does not exist.")
+
     async def _turn(self, prompt: list[int], settings: JSON) -> tuple[list[int], list[float], str, Any]:
         await self._running.wait()
-        ids, logprobs = await self._in_thread(self.model.sample, prompt, settings)
+        asked = settings.get("prompt_logprobs") or 0
+        if 0 <= self.max_logprobs < asked:
+            raise web.HTTPBadRequest(
+                text=f"Requested prompt logprobs of {asked}, which is greater than max allowed: {self.max_logprobs}"
+            )
+        ids, logprobs = await self._in_thread(self.model.sample, prompt, {"seed": 0, **settings})
         reason = "stop" if ids and ids[-1] in settings.get("stop_token_ids", ()) else "length"
         if settings.get("prompt_logprobs") is None:
             return ids, logprobs, reason, None
-        scores = await self._in_thread(self.model.score, prompt)
-        entries = [{str(token): {"logprob": score}} for token, score in zip(prompt[1:], scores, strict=True)]
+        scores = await self._in_thread(self.model.score, prompt, settings["prompt_logprobs"])
+        entries = [{str(token): {"logprob": score} for token, score in entry.items()} for entry in scores]
         return ids, logprobs, reason, [None, *entries]
 
     async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,7 +1,8 @@
 """``python -m sorl_lightning.vllm_plugin.serve MODEL ...``: ``vllm serve`` that ends with the process that started it.
 
-With SORL_END_WITH_STDIN=1 in the environment the starter holds the other end of standard input. When that closes, for
-whatever reason, the server's whole process group ends: a killed trainer leaves no server behind.
+With SORL_END_WITH_STDIN in the environment the starter, whose process id it is, holds the other end of standard input.
+When that closes, for whatever reason, the server's whole process group ends, and its folder and the starter's weights
+in memory go: a killed trainer leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -51,6 +53,8 @@ def end_with_starter() -> None:
                 os.kill(pid, signal.SIGKILL)
         for segment in segments:
             segment.unlink(missing_ok=True)
+        for folder in folders():
+            shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)
     os.kill(os.getpid(), signal.SIGTERM)
 
@@ -63,6 +67,11 @@ def members(session: int) -> list[int]:
             if os.getsid(int(entry.name)) == session:
                 found.append(int(entry.name))
     return found
+
+
+def folders() -> list[Path]:
+    """The server's own, and those through which its starter, SORL_END_WITH_STDIN, has sent weights."""
+    return [Path(os.environ["TMPDIR"]), *Path("/dev/shm").glob(f"sorl-weights-{os.environ['SORL_END_WITH_STDIN']}-*")]
 
 
 def shared_memory(session: int) -> set[Path]:

@@ -22,6 +22,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+import sorl_lightning.vllm_plugin.adapters  # noqa: F401  # for what it does to vLLM
+
 
 class BucketEngine(WeightTransferEngine):
     """Loads buckets into the model, layer by layer as they become complete."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import secrets
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,14 +14,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey
-from sorl_lightning.rollout.vllm.fleet import Fleet
-from sorl_lightning.rollout.vllm.probe import largest_difference, probe_request
-from sorl_lightning.rollout.vllm.transports import DiskTransport, WeightTransport, check_backend
+from sorl_lightning.rollout.vllm.fleet import Fleet, share_of
+from sorl_lightning.rollout.vllm.probe import compare
+from sorl_lightning.rollout.vllm.transports import DiskTransport, WeightTransport
 from sorl_lightning.rollout.vllm.weight_push import InFlight, WeightPush
 from sorl_lightning.rollout.vllm.wire import Server
 from sorl_lightning.types import Completion
 
-logger = logging.getLogger(__name__)
 MEGABYTE = 2**20
 
 
@@ -37,7 +35,7 @@ class VLLMEngine(RolloutEngine):
         urls: addresses of the servers; None: those that the callback VLLMSidecar starts. A trajectory stays with one.
             Several ranks share them out, so that each has servers of its own.
         model: name under which the servers serve the policy.
-        transport: how weights travel; None is a DiskTransport.
+        transport: how weights travel; None is a DiskTransport. An AdapterTransport takes a LoRA's adapters alone.
         in_flight: turns that are being generated when new weights come are frozen and go on with them ("keep") or are
             waited for ("wait").
         concurrency: most requests in flight, for each server; further ones wait their turn.
@@ -120,11 +118,15 @@ class VLLMEngine(RolloutEngine):
             EngineOutage: a server failed or did not answer in time.
             RolloutError: a server refused, or computes something else than the trainer.
         """
-        arriving = iter(weights)
+        if self._policy is None:
+            raise RuntimeError("VLLMEngine is not attached to a policy; call attach first")
+        arriving = self.transport.select(self._policy, weights)
         ranks.together(lambda: self._send(arriving, version))  # no rank may probe, a pass of all ranks, alone
         self._pushes += 1
         if self.probe_every and (self._pushes - 1) % self.probe_every == 0:
-            self._probe(self._name(version))
+            assert self._fleet is not None
+            difference = compare(self._policy, self._fleet, self._name(version), self.probe_tolerance)
+            self.figures["engine/probe_difference"] = difference
         self._version = version
 
     def _send(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
@@ -146,52 +148,18 @@ class VLLMEngine(RolloutEngine):
 
     def _connected(self) -> tuple[Fleet, WeightPush]:
         """Healthy servers, and the way of weights to them."""
-        if self._policy is None:
-            raise RuntimeError("VLLMEngine is not attached to a policy; call attach first")
-        own = self._own_urls()
         if self._fleet is None:
-            self._fleet = Fleet(own, self.model, self.concurrency, self.request_timeout, self.attempts)
+            own = share_of(self.urls) if self.sidecar is None else [self.sidecar]
+            asked = self.transport.served_as(self.model)
+            self._fleet = Fleet(own, self.model, asked, self.concurrency, self.request_timeout, self.attempts)
         fleet = self._fleet
         fleet.meet(self.outage_timeout)
         if self._push is None:
             for server in fleet.servers:
-                check_backend(self.transport, server.backend, server.client.url)
+                self.transport.check(server)
             size = self.bucket_megabytes * MEGABYTE
             self._push = WeightPush(fleet.servers, fleet.loop, self.transport, self.in_flight, self.push_timeout, size)
         return fleet, self._push
-
-    def _own_urls(self) -> Sequence[str]:
-        """Addresses of this rank's servers."""
-        if self.sidecar is not None:
-            return [self.sidecar]
-        if not self.urls:
-            raise ConfigurationError(
-                "VLLMEngine has no servers: set its urls, or add the callback VLLMSidecar, which starts one"
-            )
-        if len(self.urls) < ranks.count():
-            raise ConfigurationError(
-                f"VLLMEngine.urls names {len(self.urls)} servers for {ranks.count()} ranks, and each needs its own"
-            )
-        return self.urls[ranks.index() :: ranks.count()]
-
-    def _probe(self, name: str) -> None:
-        """Compare with every server, and stop the run where it computes something else."""
-        fleet = self._fleet
-        assert self._policy is not None
-        assert fleet is not None
-        vocabulary = self._policy.config.get_text_config().vocab_size
-        for server in fleet.servers:
-            request = probe_request(vocabulary, server.context_limit)
-            answer = fleet.loop.run(fleet.turn(server, request, name, probe=True))
-            difference = largest_difference(self._policy, request, answer)
-            self.figures["engine/probe_difference"] = difference
-            logger.info("%s: log-probabilities differ by at most %.2g nats", server.client.url, difference)
-            if not difference <= self.probe_tolerance:
-                raise RolloutError(
-                    f"{server.client.url} computes other log-probabilities than the trainer after new weights: they "
-                    f"differ by up to {difference:.3g} nats, VLLMEngine.probe_tolerance is {self.probe_tolerance:g}. "
-                    "Types (--dtype) that differ need a larger tolerance; otherwise weights are missing on one side"
-                )
 
     def _name(self, version: int) -> str:
         return f"{self._run}:{version}"

@@ -50,7 +50,7 @@ class Client:
             raise ConfigurationError(f"VLLMEngine needs {MISSING}: pip install 'sorl-lightning[vllm]'")
         self.url = url.rstrip("/")
         self.concurrency = concurrency
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions: dict[bool, aiohttp.ClientSession] = {}
         self._slots = asyncio.Semaphore(concurrency)
 
     async def post(self, route: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Client:
         )
 
         async def ask() -> T:
-            return read(await self.post(route, body, timeout))
+            return read(await self._ask("POST", route, body, timeout, kept=True))
 
         async with self._slots:
             return await retrying(ask)
@@ -105,17 +105,27 @@ class Client:
 
     async def close(self) -> None:
         """Close all connections. Safe to call twice."""
-        if self._session is not None:
-            await self._session.close()
-        self._session = None
+        sessions, self._sessions = self._sessions, {}
+        for session in sessions.values():
+            await session.close()
 
-    async def _ask(self, method: str, route: str, body: dict[str, Any] | None, timeout: float) -> dict[str, Any]:
-        if self._session is None:
-            # One connection for each turn in flight and some for control; the operating system's proxy is not asked.
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+    def _session(self, kept: bool) -> aiohttp.ClientSession:
+        """Connections that are kept for further requests, or not.
+
+        vLLM closes a connection after an error, which the next request on it may not have noticed: only requests that
+        are repeated go over kept ones. The operating system's proxy is not asked.
+        """
+        if kept not in self._sessions:
+            connector = aiohttp.TCPConnector(limit=0, force_close=not kept)
+            self._sessions[kept] = aiohttp.ClientSession(connector=connector)
+        return self._sessions[kept]
+
+    async def _ask(
+        self, method: str, route: str, body: dict[str, Any] | None, timeout: float, kept: bool = False
+    ) -> dict[str, Any]:
         limit = aiohttp.ClientTimeout(total=timeout)
         try:
-            async with self._session.request(method, self.url + route, json=body, timeout=limit) as response:
+            async with self._session(kept).request(method, self.url + route, json=body, timeout=limit) as response:
                 text = await response.text()
         except asyncio.TimeoutError:
             raise EngineOutage(f"{self.url} did not answer {route} within {timeout:g} s") from None
@@ -124,8 +134,8 @@ class Client:
         if response.status != 200:
             message = f"{self.url} answered {response.status} to {route}: {words(text)}"
             raise EngineOutage(message) if response.status in RETRIED else ServerError(message, response.status)
-        if not text:
-            return {}
+        if not text or "Content-Type" not in response.headers:
+            return {"answer": text}  # vLLM's bare words of success
         try:
             answer = json.loads(text)
         except ValueError:

@@ -8,9 +8,11 @@ from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
+from sorl_lightning import ranks
+from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.rollout.engine import GenerationRequest
 from sorl_lightning.rollout.event_loop import EventLoopThread
-from sorl_lightning.rollout.vllm.client import Client
+from sorl_lightning.rollout.vllm.client import Client, ServerError
 from sorl_lightning.rollout.vllm.wire import ROUTE, TIMEOUT, Answer, Server, body, inspect, parse
 
 
@@ -20,16 +22,18 @@ class Fleet:
     Args:
         urls: addresses.
         model: name under which all serve the policy.
+        asked: name that turns ask for: the model's, or that of adapters on it.
         concurrency: most turns in flight, for each server.
         request_timeout: seconds that a turn may take.
         attempts: times that a turn is asked for.
     """
 
     def __init__(
-        self, urls: Sequence[str], model: str, concurrency: int, request_timeout: float, attempts: int
+        self, urls: Sequence[str], model: str, asked: str, concurrency: int, request_timeout: float, attempts: int
     ) -> None:
         self.urls = urls
         self.model = model
+        self.asked = asked
         self.concurrency = concurrency
         self.request_timeout = request_timeout
         self.attempts = attempts
@@ -70,17 +74,14 @@ class Fleet:
         return all(answer.get("weight_version") == name for answer in self.loop.run(ask()))
 
     async def turn(self, server: Server, request: GenerationRequest, name: str, probe: bool = False) -> Answer:
-        """One turn by the weights ``name``, or by what came after them; with the prompt's scores for a probe."""
+        """One turn by the weights ``name``, or by what came after them; with the prompt's scores for a probe, unless
+        adapters are asked."""
 
         async def ask() -> Answer:
-            question = body(server, self.model, request, salt=name, prompt_logprobs=probe)
-            answer = await server.client.retried(
-                ROUTE[server.route],
-                question,
-                lambda received: parse(server, received, request.max_tokens),
-                self.request_timeout,
-                self.attempts,
-            )
+            # Prompts of adapters are left out: beside other turns vLLM 0.32 takes one adapter index for many tokens.
+            scored = probe and self.asked == self.model
+            question = body(server, self.asked, request, salt=name, prompt_logprobs=scored)
+            answer = await self._ask(server, question, request.max_tokens)
             if answer.versions is not None:
                 return answer
             held = await server.client.get("/weight_info", TIMEOUT)
@@ -89,6 +90,21 @@ class Fleet:
             return replace(answer, versions=(known,) * len(answer.token_ids))
 
         return await asyncio.wrap_future(self.loop.submit(ask()))
+
+    async def _ask(self, server: Server, question: dict[str, Any], max_tokens: int) -> Answer:
+        try:
+            return await server.client.retried(
+                ROUTE[server.route],
+                question,
+                lambda received: parse(server, received, max_tokens),
+                self.request_timeout,
+                self.attempts,
+            )
+        except ServerError as error:
+            if error.status != 404:
+                raise
+            # It had what is asked for when weights came, so it was started again since.
+            raise EngineOutage(str(error)) from error
 
     def close(self) -> None:
         """Close connections and loop. Safe to call twice."""
@@ -100,3 +116,20 @@ class Fleet:
             self.loop.run(close())
         self.loop.close()
         self._clients, self.servers = [], []
+
+
+def share_of(urls: Sequence[str] | None) -> Sequence[str]:
+    """This rank's share of the servers.
+
+    Raises:
+        ConfigurationError: there is none for it.
+    """
+    if not urls:
+        raise ConfigurationError(
+            "VLLMEngine has no servers: set its urls, or add the callback VLLMSidecar, which starts one"
+        )
+    if len(urls) < ranks.count():
+        raise ConfigurationError(
+            f"VLLMEngine.urls names {len(urls)} servers for {ranks.count()} ranks, and each needs its own"
+        )
+    return urls[ranks.index() :: ranks.count()]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
 from transformers import PreTrainedModel
 
+from sorl_lightning.errors import RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
 from sorl_lightning.rollout.environment import Environment, Step
+from sorl_lightning.rollout.vllm.fleet import Fleet
 from sorl_lightning.rollout.vllm.wire import Answer
 from sorl_lightning.types import Message, Task
 
-PROMPT, SAMPLED = 24, 8  # tokens
+logger = logging.getLogger(__name__)
+PROMPT, SAMPLED = 24, 16  # tokens
 TEMPERATURE = 0.5  # not 1: a server that leaves the temperature out of its log-probabilities shows
 
 
@@ -50,8 +54,8 @@ def probe_request(vocabulary: int, context: int) -> GenerationRequest:
 def largest_difference(policy: PreTrainedModel, request: GenerationRequest, answer: Answer) -> float:
     """Largest absolute difference of log-probabilities between the policy and the server's answer, nats.
 
-    The prompt's tokens are compared at temperature 1, at which servers score prompts, and the sampled ones at the
-    request's.
+    The prompt's tokens, where the server has scored them, are compared at temperature 1, at which servers score
+    prompts, and the sampled ones at the request's.
     """
     ids = torch.tensor([[*request.prompt_ids, *answer.token_ids]], device=policy.device)
     logits = policy(input_ids=ids, use_cache=False).logits[0, :-1].float()
@@ -59,5 +63,29 @@ def largest_difference(policy: PreTrainedModel, request: GenerationRequest, answ
     targets = ids[0, 1:, None]
     prompt = torch.log_softmax(logits[:split], -1).gather(-1, targets[:split])
     sampled = torch.log_softmax(logits[split:] / request.temperature, -1).gather(-1, targets[split:])
+    own = torch.cat((prompt, sampled) if answer.prompt_logprobs else (sampled,))[:, 0]
     served = torch.tensor([*answer.prompt_logprobs, *answer.logprobs], device=policy.device)
-    return float((torch.cat((prompt, sampled))[:, 0] - served).abs().max())
+    return float((own - served).abs().max())
+
+
+def compare(policy: PreTrainedModel, fleet: Fleet, name: str, tolerance: float) -> float:
+    """Largest difference to any server, which must hold the weights ``name``.
+
+    Raises:
+        RolloutError: it is above ``tolerance`` nats.
+    """
+    vocabulary = policy.config.get_text_config().vocab_size
+    differences = [0.0]
+    for server in fleet.servers:
+        request = probe_request(vocabulary, server.context_limit)
+        answer = fleet.loop.run(fleet.turn(server, request, name, probe=True))
+        difference = largest_difference(policy, request, answer)
+        logger.info("%s: log-probabilities differ by at most %.2g nats", server.client.url, difference)
+        if not difference <= tolerance:
+            raise RolloutError(
+                f"{server.client.url} computes other log-probabilities than the trainer after new weights: they "
+                f"differ by up to {difference:.3g} nats, VLLMEngine.probe_tolerance is {tolerance:g}. "
+                "Types (--dtype) that differ need a larger tolerance; otherwise weights are missing on one side"
+            )
+        differences.append(difference)
+    return max(differences)

@@ -1,9 +1,8 @@
-"""New weights for running servers: pause, start, bucket by bucket, finish with a version, resume."""
+"""New weights for running servers: pause, deliver, resume."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -13,11 +12,10 @@ from torch import Tensor
 
 from sorl_lightning.errors import EngineOutage, RolloutError
 from sorl_lightning.rollout.event_loop import EventLoopThread
-from sorl_lightning.rollout.vllm.transports import WeightTransport, buckets
+from sorl_lightning.rollout.vllm.transports import WeightTransport
 from sorl_lightning.rollout.vllm.wire import Server
 
 InFlight = Literal["keep", "wait"]
-ALREADY = "already active"  # vLLM's words for a second start
 
 
 class WeightPush:
@@ -29,10 +27,10 @@ class WeightPush:
     Args:
         servers: all get the same weights.
         loop: where their connections live.
-        transport: carries the buckets.
+        transport: carries the weights.
         in_flight: turns in flight are frozen and go on with the new weights ("keep"), or waited for ("wait").
         timeout: seconds that a push may take, all buckets together.
-        bucket_bytes: size of a bucket.
+        bucket_bytes: most bytes of gathered weights to hold at a time.
     """
 
     def __init__(
@@ -66,10 +64,7 @@ class WeightPush:
             if not self._connected:
                 self.transport.connect(self._post, [s.workers for s in self.servers], self.timeout)
             self._connected = False  # until the push is through
-            self._start()
-            for bucket in buckets(weights, self.bucket_bytes):
-                self.transport.send(bucket, self._post)
-            self._all("/finish_weight_update", {"weight_version": name})
+            self.transport.deliver(weights, name, self._post, self.bucket_bytes)
             self._connected = True
             self._all("/resume")
         except RolloutError as error:
@@ -79,19 +74,8 @@ class WeightPush:
         """Connect anew at the next push: a server was restarted."""
         self._connected = False
 
-    def _start(self) -> None:
-        """Start an update. One that somebody has left open is ended first, by a bucket that makes no sense."""
-        try:
-            self._all("/start_weight_update")
-        except EngineOutage as error:
-            if ALREADY not in str(error):
-                raise
-            with contextlib.suppress(EngineOutage):
-                self._all("/update_weights", {"update_info": {"abandoned": True}})
-            self._all("/start_weight_update")
-
-    def _all(self, route: str, body: dict[str, Any] | None = None) -> None:
-        self._post(route, [body]).result()
+    def _all(self, route: str) -> None:
+        self._post(route, [None]).result()
 
     def _post(self, route: str, bodies: Sequence[dict[str, Any] | None]) -> Future[Any]:
         """Ask all servers, with one body for each or one for all."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
@@ -48,6 +48,7 @@ class Server:
         workers: processes that take weights, over all its parallel dimensions.
         context_limit: most tokens of a sequence.
         backend: weight-transfer backend that it was started with; None for none.
+        adapters: whether it loads adapters on request.
     """
 
     client: Client
@@ -55,7 +56,8 @@ class Server:
     route: Literal["generate", "completions"]
     workers: int
     context_limit: int
-    backend: str | None = field(default=None)
+    backend: str | None = None
+    adapters: bool = False
 
 
 async def inspect(client: Client, model: str) -> Server:
@@ -94,6 +96,7 @@ async def inspect(client: Client, model: str) -> Server:
         workers=int(world["world_size"]),
         context_limit=int(config["model_config"]["max_model_len"]),
         backend=backend,
+        adapters=bool(config.get("lora_config")) and await is_open(client, "/v1/load_lora_adapter"),
     )
 
 
@@ -105,12 +108,17 @@ async def check_model(client: Client, model: str) -> None:
 
 
 async def turn_route(client: Client) -> Literal["generate", "completions"]:
-    """The route that takes and gives tokens. It knows no GET, and says so (405) only where it is open."""
+    """The route that takes and gives tokens."""
+    return "generate" if await is_open(client, ROUTE["generate"]) else "completions"
+
+
+async def is_open(client: Client, route: str) -> bool:
+    """Whether a route that takes a POST is there. It knows no GET, and says so (405) only where it is."""
     try:
-        await client.get(ROUTE["generate"], TIMEOUT)
+        await client.get(route, TIMEOUT)
     except ServerError as error:
-        return "generate" if error.status == 405 else "completions"
-    return "generate"
+        return error.status == 405
+    return True
 
 
 async def optional(client: Client, route: str) -> dict[str, Any] | None:
