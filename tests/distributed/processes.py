@@ -24,7 +24,7 @@ class Died(Exception):
     """A rank was killed."""
 
 
-def launch(function: Callable[..., Any], ranks: int, *arguments: Any, seconds: float = 60.0) -> list[Any]:
+def launch(function: Callable[..., Any], ranks: int, *arguments: Any, seconds: float = 300.0) -> list[Any]:
     """What ``function(*arguments)`` returns on each rank, as under torchrun.
 
     Raises:
