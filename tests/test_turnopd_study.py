@@ -51,7 +51,8 @@ def test_the_page_compares_arms_seed_by_seed(tmp_path: Path) -> None:
     (tmp_path / "models.json").write_text(json.dumps({"tasks": 96, "success": success}))
     page.write(tmp_path, tmp_path / "page.md")
     text = (tmp_path / "page.md").read_text()
-    assert "| both | 1 | 80.0 | 80.0 | 30.0 | 0.33 |" in text
-    assert "| vanilla | 1 | 40.0 | 75.0 | 60.0 | 1.00 |" in text  # of the three evaluations made when the other ended
+    assert "| both | 1 | 80.0 | 80.0 | 30.0 | 0.33 | 0.33 |" in text
+    # Of the three evaluations that had been made when the other arm ended.
+    assert "| vanilla | 1 | 40.0 | 75.0 | 60.0 | 1.00 | 1.00 |" in text
     assert "| teacher | 95.0 | 90.0 |" in text
     assert "2 runs" in text

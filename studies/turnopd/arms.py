@@ -24,6 +24,7 @@ from sorl_lightning.functional.depth import is_probe
 from sorl_lightning.models import Readout
 from sorl_lightning.module import AgentModule
 from sorl_lightning.objectives import Distillation
+from sorl_lightning.objectives.distillation import Divergence
 from sorl_lightning.teachers import LocalTeacher
 from sorl_lightning.types import RolloutBatch
 from studies.turnopd.world import LIMITS, MODELS, QUIET, Coin
@@ -37,7 +38,6 @@ ARMS: dict[str, Callable[[], list[Callback]]] = {
     "tcod_f2b": lambda: [TCODF2B()],
 }
 TRAJECTORIES = 32  # of a collection, which is one update
-LEARNING_RATE = 1e-3
 PHASES = ("rollout", "probe", "teacher", "update", "validation")
 
 
@@ -130,14 +130,23 @@ class Size:
         return [str(self.collections), str(self.evaluations), str(self.tasks)]
 
 
-def run(arm: str, seed: int, size: Size) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What all arms of the study have in common."""
+
+    student: Path = MODELS["student"]
+    divergence: Divergence = "reverse_kl"
+    learning_rate: float = 1e-3
+
+
+def run(arm: str, seed: int, size: Size, setting: Setting = Setting()) -> dict[str, Any]:
     """Distil the student once; everything that is drawn depends on ``seed``."""
     L.seed_everything(seed, verbose=False)
     teacher = TimedTeacher(str(MODELS["teacher"]))
     module = AgentModule(
-        str(MODELS["student"]),
-        Distillation(),
-        lambda parameters: torch.optim.AdamW(parameters, lr=LEARNING_RATE, weight_decay=0.0),
+        str(setting.student),
+        Distillation(divergence=setting.divergence),
+        lambda parameters: torch.optim.AdamW(parameters, lr=setting.learning_rate, weight_decay=0.0),
         teacher=teacher,
     )
     validation = Evaluation(n=1, temperature=0.85)
@@ -159,17 +168,22 @@ def run(arm: str, seed: int, size: Size) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def keep(figures: dict[str, Any], result: Path) -> None:
+    """Write a run's file, whole or not at all."""
+    result.parent.mkdir(parents=True, exist_ok=True)
+    partial = result.with_suffix(".partial")
+    partial.write_text(json.dumps(figures) + "\n")
+    partial.rename(result)
+
+
 def main() -> None:
     """Run one arm and seed, and write its file when it is done."""
     arm, seed, result, *size = sys.argv[1:]
     for advice in ADVICE:
         warnings.filterwarnings("ignore", advice)
-    figures = run(
-        arm, int(seed), Size(**dict(zip(("collections", "evaluations", "tasks"), map(int, size), strict=True)))
-    )
-    partial = Path(result).with_suffix(".partial")
-    partial.write_text(json.dumps(figures) + "\n")
-    partial.rename(result)
+    names = ("collections", "evaluations", "tasks")
+    figures = run(arm, int(seed), Size(**dict(zip(names, map(int, size), strict=True))))
+    keep(figures, Path(result))
     cpu, wall = (sum(figures[clock].values()) for clock in ("cpu", "wall"))
     print(f"success {figures['evaluations'][-1]['success']:.2f}, {cpu:.0f} cpu s, {wall:.0f} s")
 

@@ -77,21 +77,23 @@ def main_table(runs: dict[str, dict[int, Run]]) -> list[str]:
     least = {seed: min(training_seconds(runs[a][seed]) for a in runs if seed in runs[a]) for seed in vanilla}
     lines = [
         "| arm | seeds | least-time accuracy, % | same-step accuracy, % | training, cpu s "
-        "| time to vanilla's final accuracy / vanilla's time, by seed |",
-        "|---|---|---|---|---|---|",
+        "| time to vanilla's final accuracy: / vanilla's whole time, by seed | / vanilla's own time to it, by seed |",
+        "|---|---|---|---|---|---|---|",
     ]
     for arm in ARMS:
         found = {seed: run for seed, run in runs.get(arm, {}).items() if seed in vanilla}
         if not found:
             continue
-        ratios = []
+        ratios: list[list[str]] = [[], []]
         for seed, run in found.items():
-            reached = time_to(run, accuracy(vanilla[seed]))
-            ratios.append("never" if reached is None else f"{reached / training_seconds(vanilla[seed]):.2f}")
+            goal = accuracy(vanilla[seed])
+            reached, own = time_to(run, goal), time_to(vanilla[seed], goal)
+            for column, whole in zip(ratios, (training_seconds(vanilla[seed]), own), strict=True):
+                column.append("never" if reached is None or whole is None else f"{reached / whole:.2f}")
         lines.append(
             f"| {arm} | {len(found)} | {spread([accuracy(r, least[s]) for s, r in found.items()], scale=100)} | "
             f"{spread([accuracy(r) for r in found.values()], scale=100)} | "
-            f"{spread([training_seconds(r) for r in found.values()])} | {', '.join(ratios)} |"
+            f"{spread([training_seconds(r) for r in found.values()])} | {' | '.join(map(', '.join, ratios))} |"
         )
     return lines
 
@@ -152,6 +154,33 @@ def curve_table(runs: dict[str, dict[int, Run]]) -> list[str]:
     return lines
 
 
+def token_divergence(collection: dict[str, Any]) -> float:
+    """Mean of the turns' divergences, each as often as trajectories reached it, nats a token."""
+    reached = collection["survivors"]
+    return sum(d * n for d, n in zip(collection["divergence"], reached, strict=True)) / sum(reached)
+
+
+def weak_table(results: Path) -> list[str]:
+    """What becomes of a student who cannot do much yet; nothing where it was not run."""
+    runs = {path.stem: json.loads(path.read_text()) for path in sorted((results / "weak_student").glob("*.json"))}
+    if not runs:
+        return []
+    lines = [
+        "## A weaker student",
+        "",
+        "`python -m studies.turnopd.weak`: the student after half of its imitation, vanilla distillation, one seed "
+        "each; raw files in `studies/results/turnopd/weak_student/`.",
+        "",
+        "| run | success before, % | at each evaluation, % | divergence of the first and last collection, nats a token |",
+        "|---|---|---|---|",
+    ]
+    for name, run in runs.items():
+        successes = ", ".join(f"{100 * evaluation['success']:.0f}" for evaluation in run["evaluations"])
+        ends = ", ".join(f"{token_divergence(run['history'][end]):.2f}" for end in (0, -1))
+        lines.append(f"| {name} | {100 * run['start']:.0f} | {successes} | {ends} |")
+    return [*lines, ""]
+
+
 def world_text(some: Run) -> str:
     return (
         "World: `coin` of TextWorldExpress, four rooms, admissible actions shown, at most 16 turns; "
@@ -179,5 +208,5 @@ def write(results: Path, page: Path) -> None:
         "## Accuracy and time", "", *main_table(runs), "", *curve_table(runs), "",
         "## The paper's own table", "", PAPER, "",
         "## Time by phase, loss by turn, depth", "", *detail_tables(runs), "",
-        *(["## Reading", "", reading.read_text().strip(), ""] if reading.exists() else []),
+        *weak_table(results), *(["## Reading", "", reading.read_text().strip(), ""] if reading.exists() else []),
     ]))  # fmt: skip
