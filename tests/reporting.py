@@ -40,6 +40,7 @@ def write_run(
     main |= {f"turns/clip_fraction/{turn}": lambda c, t=turn: 0.05 * t * draw.random() for turn in range(5)}
     if depth_control:
         main |= {"depth/cap": lambda c: 3.0 + c // 4, "depth/smoothed": lambda c: 3 + c / 4}
+    main["kl_schedule/turn_blend"] = lambda c: float(depth_control) * c / collections
     with SummaryWriter(str(folder)) as writer, SummaryWriter(str(folder / "by_collection")) as second:
         for collection in range(collections):
             for tag, value in main.items():

@@ -98,6 +98,8 @@ def test_sections_are_those_of_which_something_was_written(made: list[Path]) -> 
     ]
     assert "RolloutDepthController" in first
     assert "depth" in sections_of(second)
+    assert "Weight of turns" in second
+    assert "Weight of turns" not in first
     assert "gaps" not in sections_of(second)
 
 

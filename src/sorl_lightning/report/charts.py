@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,7 @@ class Chart:
         share: whether its values are shares, from 0 to 1.
         axis: the x-axis that it always has; empty follows the reader's choice.
         logarithmic: whether its y-axis is.
+        knob: whether it shows a knob, which at rest is 0 and not drawn.
     """
 
     title: str
@@ -42,6 +44,7 @@ class Chart:
     share: bool = False
     axis: str = ""
     logarithmic: bool = False
+    knob: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +116,7 @@ SECTIONS = (
             Line("rollout/constant_groups", "all siblings one reward"),), share=True),
         Chart("Explained variance of the critic", "share of variance", (Line("critic/explained_variance", "critic"),)),
         Chart("Weight of turns in the loss", "share", (
-            Line("kl_schedule/turn_blend", "0: trajectories, 1: turns"),), share=True),
+            Line("kl_schedule/turn_blend", "0: trajectories, 1: turns"),), share=True, knob=True),
     )),
     Section("throughput", "Throughput", (
         Chart("Tokens", "tokens a second", (
@@ -166,7 +169,14 @@ def drawn(runs: Sequence[Run]) -> list[Section]:
 def present(chart: Chart, runs: Sequence[Run]) -> Chart:
     """A chart with the lines that some run wrote."""
     lines = tuple(line for line in chart.lines if any(held(run, line.tag, chart.axis) for run in runs))
-    return Chart(chart.title, chart.unit, lines, chart.note, chart.share, chart.axis, chart.logarithmic)
+    if chart.knob and not any(turned(run, line.tag) for run in runs for line in lines):
+        lines = ()
+    return dataclasses.replace(chart, lines=lines)
+
+
+def turned(run: Run, tag: str) -> bool:
+    """Whether a tag was ever other than 0."""
+    return tag in run.figures and any(run.figures[tag].values)
 
 
 def turn_depth(run: Run, figure: str) -> int:
