@@ -74,6 +74,9 @@ class ScriptedEngine(RolloutEngine):
             pass
         self.version = version
 
+    def check_streaming(self) -> None:
+        return
+
     def open(self, trajectory: TrajectoryKey) -> None:
         assert trajectory not in self.live
         self.live.add(trajectory)

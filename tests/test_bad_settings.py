@@ -45,7 +45,8 @@ POSITIVE = [
     "trajectory_log.max_megabytes",
 ]
 NOT_NEGATIVE = [
-    "data.retries", "data.validation.temperature", f"{OBJECTIVE}.kl_coefficient", f"{OBJECTIVE}.entropy_coefficient",
+    "data.retries", "data.max_staleness", "data.validation.temperature", f"{OBJECTIVE}.kl_coefficient",
+    f"{OBJECTIVE}.entropy_coefficient",
     f"{OPTIMIZER}.lr", f"{OPTIMIZER}.weight_decay", "model.max_skipped_steps", "trainer.limit_val_batches",
     "trajectory_log.count", "trajectory_log.shown",
 ]  # fmt: skip
@@ -104,6 +105,7 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
     ("overfit_batches", {"trainer.overfit_batches": 1}),
     ("val_check_interval", {"trainer.val_check_interval": 2}),
     ("reload_dataloaders", {"trainer.reload_dataloaders_every_n_epochs": 1}),
+    ("max_staleness", {"data.max_staleness": 1, "data.resample": 1}),
     ("strategy", {"trainer.strategy": "fsdp"}),
     ("strategy", {"trainer.strategy": "fsdp_cpu_offload"}),
     ("strategy", {"trainer.strategy": "deepspeed"}),

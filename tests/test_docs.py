@@ -32,6 +32,7 @@ from sorl_lightning.callbacks import (
 from sorl_lightning.critic import Critic
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.objectives import Distillation, Mismatch, PolicyGradient
+from sorl_lightning.rollout.stream_figures import StreamFigures
 from sorl_lightning.teachers import LocalTeacher
 
 ROOT = Path(__file__).parents[1]
@@ -158,8 +159,9 @@ def test_the_table_of_figures_is_what_a_run_writes(fit: Any, tmp_path: Path) -> 
     assert written <= documented
     unwritten = documented - written
     clipping = {name.replace("normalization", "clipping") for name in written if name.startswith("normalization/")}
-    # Of Imitation, and of VLLMEngine, whose tests look for them; of the monitor without the normalization.
-    assert unwritten == {"train/nll", "engine/push_seconds", "engine/probe_difference"} | clipping
+    streaming = {f"rollout/{name}" for name in StreamFigures().metrics}
+    # Of Imitation, VLLMEngine and streaming, whose tests look for them; of the monitor without the normalization.
+    assert unwritten == {"train/nll", "engine/push_seconds", "engine/probe_difference"} | clipping | streaming
 
 
 def test_every_room_is_on_the_floor_plan() -> None:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import lightning as L
 import torch
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
@@ -18,12 +20,15 @@ from typing_extensions import override
 from sorl_lightning import ranks
 from sorl_lightning.control import HasTeacher, Learner, RolloutBudget, TurnAuthor, owner_of
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
+from sorl_lightning.objectives import PolicyGradient
+from sorl_lightning.rollout.background import Background, refuse_leftovers
 from sorl_lightning.rollout.chat import Chat, ChatFormat
 from sorl_lightning.rollout.collector import Collection, Collector, Guests, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.engines import ExpertEngine, LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
 from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.gate import check_streaming
 from sorl_lightning.rollout.metrics import constant_group_ids
 from sorl_lightning.rollout.packing import finite_rows, pack
 from sorl_lightning.rollout.resampling import replace_groups
@@ -34,6 +39,7 @@ from sorl_lightning.teachers import FullTeacher
 from sorl_lightning.types import Author, RolloutBatch, Task
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 Split = Literal["train", "validation", "test"]
 OUTAGES = 2  # times that a collection may lose its engine before the run ends
 
@@ -74,6 +80,10 @@ class RolloutDataModule(L.LightningDataModule):
             no bound.
         aggregation: what counts equally in the loss: trajectories, tokens, or turns; "fixed" divides the sum over
             tokens by trajectories x max_turns x max_tokens, whatever was generated (Dr.GRPO).
+        max_staleness: most collections between the weights that sampled a token and those that train on it. At 0 a
+            collection is generated when the last one has been trained, by its weights. Above, up to so many collections
+            are generated while one is trained, a collection is made of the groups that finish next, and the others are
+            carried over.
         resample: rounds in which groups without signal (all siblings have one reward) are replaced by other tasks'
             groups (DAPO); those that are left after the last round stay.
         retries: fresh environments tried after one has failed, for each trajectory.
@@ -100,6 +110,7 @@ class RolloutDataModule(L.LightningDataModule):
         micro_batches: int = 1,
         token_budget: int | None = None,
         aggregation: Aggregation = "trajectory",
+        max_staleness: int = 0,
         resample: int = 0,
         retries: int = 2,
         step_timeout: float | None = None,
@@ -122,6 +133,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.micro_batches = micro_batches
         self.token_budget = token_budget
         self.aggregation = aggregation
+        self.max_staleness = max_staleness
         self.resample = resample
         self.retries = retries
         self.step_timeout = step_timeout
@@ -136,6 +148,7 @@ class RolloutDataModule(L.LightningDataModule):
         self._attached: list[RolloutEngine] = []
         self._guest_engines: dict[Author, RolloutEngine] = {}
         self._tasks: dict[str, Sequence[Task]] = {}
+        self._background: Background | None = None
 
     # Set-up and tear-down
 
@@ -151,7 +164,7 @@ class RolloutDataModule(L.LightningDataModule):
                 raise ConfigurationError(f"data.{name} must be at least 1, got {getattr(self, name)}")
         if not 0 < self.temperature < math.inf:
             raise ConfigurationError(f"data.temperature must be above 0, to train, and finite, got {self.temperature}")
-        for name in ("retries", "resample"):
+        for name in ("retries", "resample", "max_staleness"):
             if getattr(self, name) < 0:
                 raise ConfigurationError(f"data.{name} must be 0 or more, got {getattr(self, name)}")
         if self.step_timeout is not None and not self.step_timeout > 0:
@@ -204,6 +217,23 @@ class RolloutDataModule(L.LightningDataModule):
                 f"data.mini_batches={self.mini_batches} is more than the trajectories of a collection on a rank, "
                 f"{self.tasks_per_collection // world * self.group_size}"
             )
+        if self.max_staleness:
+            self._check_streaming(module.objective)
+
+    def _check_streaming(self, objective: Any) -> None:
+        check_streaming(self.engine)
+        if self.resample:
+            raise ConfigurationError(
+                f"data.resample={self.resample} replaces groups of a collection that has been rolled out whole, and "
+                f"data.max_staleness={self.max_staleness} makes collections of what finishes next: set one of them to 0"
+            )
+        for part in (objective, getattr(objective, "reward", None)):
+            if isinstance(part, PolicyGradient) and part.old == "recompute" and part.mismatch is None:
+                raise ConfigurationError(
+                    "objective.old='recompute' takes ratios to the weights at the start of a collection, and with "
+                    f"data.max_staleness={self.max_staleness} older ones have sampled it: set objective.mismatch, "
+                    "which corrects for them, or objective.old='engine'"
+                )
 
     @override
     def teardown(self, stage: str) -> None:
@@ -215,6 +245,8 @@ class RolloutDataModule(L.LightningDataModule):
 
     def close(self) -> None:
         """Give back engines, environment and loop; the next collection starts them anew."""
+        if self._background is not None:
+            self._background.suspend()
         for engine in self._attached:
             engine.close()
         self._attached = []
@@ -226,12 +258,21 @@ class RolloutDataModule(L.LightningDataModule):
 
     @override
     def state_dict(self) -> dict[str, Any]:
-        """The depth in force. Tasks and seeds follow from the number of the collection."""
-        return {"max_turns": self.rollout_budget.max_turns}
+        """The depth in force; tasks and seeds follow from the number of the collection.
+
+        With streaming, also what has started and is not trained, of all ranks: they must all ask.
+        """
+        state: dict[str, Any] = {"max_turns": self.rollout_budget.max_turns}
+        return state if self._background is None else {**state, "background": self._background.state()}
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.rollout_budget.limit(state_dict["max_turns"])
+        states = state_dict.get("background", ())
+        if self.max_staleness:
+            self._streaming().restore(states)
+        elif states and self._trainer().state.fn == TrainerFn.FITTING:
+            refuse_leftovers(states)
 
     # Loaders
 
@@ -298,6 +339,9 @@ class RolloutDataModule(L.LightningDataModule):
     def collect(self) -> Collection:
         """Pull the weights and roll out the next training collection on this rank."""
         index = self._trainer().current_epoch
+        if self.max_staleness:
+            self.collection = self._collect_from_background(index)
+            return self.collection
         tasks = self.tasks_of_collection(index)
         seed = derive_seed(self.seed, "train", index)
         collector = self._collector(self.engine, self.temperature, self.group_size, self._guests())
@@ -351,12 +395,47 @@ class RolloutDataModule(L.LightningDataModule):
             return self._loop.run(playing)
 
         collection = self._despite_outages(attempt)
-        if not ranks.anywhere(bool(collection.trajectories)):
-            failures = [failure for failures in ranks.gather(collection.failures[:1]) for failure in failures]
-            raise RolloutError(f"all {len(tasks)} groups of collection {index} failed; the first: {failures[0]}")
+        self._check_trajectories(collection, len(tasks))
         return collection
 
-    def _despite_outages(self, attempt: Callable[[], Collection]) -> Collection:
+    def _check_trajectories(self, collection: Collection, groups: int) -> None:
+        if not ranks.anywhere(bool(collection.trajectories)):
+            failures = [failure for failures in ranks.gather(collection.failures[:1]) for failure in failures]
+            raise RolloutError(f"all {groups} groups of collection {collection.index} failed; the first: {failures[0]}")
+
+    def _collect_from_background(self, index: int) -> Collection:
+        """Pull the weights, start what may start, and take the groups that finish next; the others play on."""
+        learner, trainer, background = self._learner(), self._trainer(), self._streaming()
+        ranks.together(lambda: background.begin(index))
+        left = None if trainer.max_epochs in (None, -1) else trainer.max_epochs - index
+
+        def attempt() -> None:
+            guests = self._guests()
+            if guests is not None:  # whoever starts now keeps to the knob as it is now
+                guests = dataclasses.replace(guests, author=dataclasses.replace(self.turn_author))
+            self._prepare(self.engine, learner.policy_model, full_weights(learner.policy_model))
+            collector = self._collector(background.gate, self.temperature, self.group_size, guests)
+            background.play(collector, self.rollout_budget.max_turns, left)
+
+        self._despite_outages(attempt)
+        collection = ranks.together(lambda: background.take(learner.policy_version))
+        self._check_trajectories(collection, self.tasks_per_collection)
+        return collection
+
+    def _streaming(self) -> Background:
+        if self._background is None:
+            size = self.tasks_per_collection
+            self._background = Background(
+                self._loop,
+                self.engine,
+                size,
+                self.max_staleness,
+                self.seed,
+                lambda position: self.tasks_of_collection(position // size)[position % size],
+            )
+        return self._background
+
+    def _despite_outages(self, attempt: Callable[[], T]) -> T:
         """Collect on all ranks, and again where an engine was lost: the same seeds give what was interrupted."""
         for _ in range(OUTAGES):
             try:
@@ -402,22 +481,29 @@ class RolloutDataModule(L.LightningDataModule):
             )
 
     def _guests(self) -> Guests | None:
-        """The expert and the teacher, if they are to play; their turns count as of the policy's version."""
-        engines: dict[Author, RolloutEngine] = {}
-        if self.turn_author.expert_prefix is not None:
+        """The expert and the teacher, if they are to play; their turns count as of the policy's version.
+
+        With streaming, who once played may have turns to come.
+        """
+        wanted: dict[Author, bool] = {
+            "expert": self.turn_author.expert_prefix is not None,
+            "teacher": self.turn_author.teacher_probability > 0,
+        }
+        stays = self._guest_engines if self.max_staleness else {}
+        engines = {author: self._guest(author) for author, plays in wanted.items() if plays or author in stays}
+        return Guests(author=self.turn_author, engines=engines) if engines else None
+
+    def _guest(self, author: Author) -> RolloutEngine:
+        if author == "expert":
             expert = self._guest_engines.setdefault("expert", ExpertEngine())
             self._prepare(expert, self._learner().policy_model, ())
-            engines["expert"] = expert
-        if self.turn_author.teacher_probability > 0:
-            teacher = owner_of(HasTeacher, self._trainer().lightning_module).teacher  # type: ignore[type-abstract]
-            if not isinstance(teacher, FullTeacher):
-                raise ConfigurationError(
-                    f"only a teacher in this process can play turns, and model.teacher is {teacher}"
-                )
-            engine = self._guest_engines.setdefault("teacher", LocalEngine())
-            self._prepare(engine, teacher.model, full_weights(teacher.model))
-            engines["teacher"] = engine
-        return Guests(author=self.turn_author, engines=engines) if engines else None
+            return expert
+        teacher = owner_of(HasTeacher, self._trainer().lightning_module).teacher  # type: ignore[type-abstract]
+        if not isinstance(teacher, FullTeacher):
+            raise ConfigurationError(f"only a teacher in this process can play turns, and model.teacher is {teacher}")
+        engine = self._guest_engines.setdefault("teacher", LocalEngine())
+        self._prepare(engine, teacher.model, full_weights(teacher.model))
+        return engine
 
     def _prepare(self, engine: RolloutEngine, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Attach ``engine`` where it is new, and give it weights."""
@@ -425,7 +511,9 @@ class RolloutDataModule(L.LightningDataModule):
         if engine not in self._attached:
             engine.attach(model, learner.tokenizer)
             self._attached.append(engine)
-        engine.load_weights(weights, learner.policy_version)
+        played = self._background if engine is self.engine else None
+        with contextlib.nullcontext() if played is None else played.new_weights(learner.policy_version):
+            engine.load_weights(weights, learner.policy_version)
 
     def _collector(
         self, engine: RolloutEngine, temperature: float, group_size: int, guests: Guests | None = None

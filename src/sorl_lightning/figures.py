@@ -58,8 +58,9 @@ def collection_figures(collection: Collection) -> dict[str, float]:
     shares = ranks.gather((summarize(collection), constant_groups(collection.played)))
     summary = reduce(add, (summary for summary, _ in shares))
     groups = max(sum(share.terms for _, share in shares), 1)
+    stream = {} if summary.stream is None else summary.stream.metrics
     return {
-        **{f"rollout/{name}": value for name, value in summary.means.items()},
+        **{f"rollout/{name}": value for name, value in [*summary.means.items(), *stream.items()]},
         "rollout/constant_groups": sum(share.total for _, share in shares) / groups,
         "rollout/discarded_groups": float(summary.discarded),
         "rollout/failed_groups": float(summary.failures),

@@ -111,12 +111,13 @@ class Trajectory:
     """One episode of one task.
 
     Attributes:
-        group: index of the task's group in its collection; siblings share it.
+        group: index of the task's group in its collection, with streaming in the run; siblings share it.
         sibling: 0-based position inside the group.
         reward: the outcome that advantages are made of; the sum of turn rewards unless a reward function replaced it.
         success: whether the environment counts the task as solved.
         turn_limit: the limit under which it was rolled out, turns.
         seed: seed of its sampling.
+        started: collection at whose start it was begun: its own or, with streaming, an earlier one.
         metrics: further numbers that the environment reported, averaged over a collection for the log.
     """
 
@@ -129,6 +130,7 @@ class Trajectory:
     ending: Ending
     turn_limit: int
     seed: int
+    started: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property

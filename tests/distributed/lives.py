@@ -102,6 +102,7 @@ class Shape:
         critic: SO-PPO with it, else SO-GRPO.
         scripted: tokens do not depend on the weights, and numbers are float64: lives that add in another order
             still train the same trajectories. Without the normalization, which DDP has not.
+        max_staleness: collections.
     """
 
     epochs: int = 10
@@ -110,6 +111,7 @@ class Shape:
     strategy: str | None = None
     critic: Critic | None = None
     scripted: bool = False
+    max_staleness: int = 0
 
     def built(self) -> Any:
         """The trainer's strategy."""
@@ -140,7 +142,7 @@ def live(folder: str, death: Death | None = None, processes: int = 1, shape: Sha
         Countdown((3, 1, 4, 2, 2, 3, 1), lambda task, attempt, text="": fate.strike("rollout", after=5)),
         ScriptedEngine() if shape.scripted else None, tasks_per_collection=4, group_size=2, max_turns=4, max_tokens=4,
         context_limit=128, mini_batches=shape.mini_batches, passes=2, micro_batches=shape.micro_batches,
-        validation=Evaluation(n=1),
+        max_staleness=shape.max_staleness, validation=Evaluation(n=1),
     )  # fmt: skip
     module = agent(
         policy=LLAMA if shape.scripted else TINY, critic=shape.critic,

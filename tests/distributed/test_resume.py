@@ -141,3 +141,30 @@ def test_on_another_number_of_ranks(tmp_path, pair) -> None:
     agree(shrunk, whole)
     grown = scripted(mini_batches=1, strategy=pair, epochs=2)
     agree(resumed_as(tmp_path / "grown", grown, two, (1, 2)), whole)
+
+
+STREAMED = [
+    (Death("collection", 1), 1, 2),
+    (Death("collection", 5), 1, 1),
+    (Death("collection", 9), 1, 2),
+    (Death("rollout", 0), 1, 1),
+    (Death("rollout", 4), 1, 2),
+    (Death("optimiser", 9), 1, 1),
+    (Death("validation", 3), 1, 2),
+    (Death("writing", 6), 1, 1),
+    (Death("collection", 4, rank=1), 2, 1),
+    (Death("optimiser", 6), 2, 2),
+]
+
+
+@pytest.mark.parametrize(
+    ("death", "ranks", "staleness"), STREAMED, ids=[f"{d.place}-{d.collection}-{r}-{s}" for d, r, s in STREAMED]
+)
+def test_streaming_trains_every_draw_once(tmp_path, death, ranks, staleness) -> None:
+    shape = Shape(strategy="fsdp2" if ranks > 1 else None, max_staleness=staleness)
+    for run in killed_and_resumed(tmp_path, death, ranks, shape):
+        draws = Counter((group, sibling) for _, group, _, sibling in run["trained"])
+        assert draws == Counter((group, sibling) for group in range(10 * 4) for sibling in range(2))
+        assert run["version"] == 40
+        last = Counter(collection for collection, *_ in run["trained"])
+        assert last == dict.fromkeys(range(10), 4 * 2)

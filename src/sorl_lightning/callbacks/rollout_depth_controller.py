@@ -14,7 +14,7 @@ from sorl_lightning.callbacks.knob_setter import KnobSetter
 from sorl_lightning.control import HasRolloutBudget, HasTurnStatistics, RolloutBudget, owner_of
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.depth import Coverage, DepthState, cap, is_probe, observe
-from sorl_lightning.types import TurnStatistics
+from sorl_lightning.types import Trajectory, TurnStatistics
 
 
 class RolloutDepthController(KnobSetter):
@@ -22,7 +22,8 @@ class RolloutDepthController(KnobSetter):
 
     Probes are collections 1 to ``warmup`` and every ``interval``-th; they train like any other, and they alone move the
     controller. Without a teacher the divergence counts as 0, and the coverage of successes decides. Validation is
-    never capped.
+    never capped. With streaming (``data.max_staleness`` 1) a probe is looked at when it is trained, one collection
+    after it was started.
 
     Args:
         warmup: first collections that are all probes.
@@ -86,6 +87,16 @@ class RolloutDepthController(KnobSetter):
         self.seconds_saved = 0.0
 
     @override
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        staleness = trainer.datamodule.max_staleness  # type: ignore[attr-defined]
+        if stage == "fit" and staleness > 1:
+            raise ConfigurationError(
+                f"RolloutDepthController looks at collections that are probes as a whole, and data.max_staleness="
+                f"{staleness} mixes groups of several: set it to 1 or 0"
+            )
+
+    @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The depth of the collection about to be made; the same again after a resume."""
         self.iteration = trainer.current_epoch + 1
@@ -98,9 +109,7 @@ class RolloutDepthController(KnobSetter):
         collection = trainer.datamodule.collection  # type: ignore[attr-defined]
         assert statistics is not None
         maximum = self._maximum(trainer)
-        whole = is_probe(self.iteration, self.warmup, self.interval) and all(
-            trajectory.turn_limit >= maximum for trajectory in collection.trajectories
-        )
+        whole = not ranks.anywhere(any(not self._of_probe(t, maximum) for t in collection.trajectories))
         if whole:
             statistics = over_ranks(statistics, maximum)
             self.state = self._observed(self._state(trainer), statistics)
@@ -110,6 +119,10 @@ class RolloutDepthController(KnobSetter):
         self.history.append(self._budget(trainer).max_turns)
         self._budget(trainer).limit(self._allowed(self.iteration + 1, trainer))
         self._log(trainer, pl_module, statistics, whole)
+
+    def _of_probe(self, trajectory: Trajectory, maximum: int) -> bool:
+        probe = is_probe(trajectory.started + 1, self.warmup, self.interval)
+        return probe and trajectory.turn_limit >= maximum
 
     def _observed(self, state: DepthState, statistics: TurnStatistics) -> DepthState:
         return observe(

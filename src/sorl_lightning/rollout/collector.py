@@ -17,6 +17,7 @@ from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.chat import Chat, Conversation
 from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, TrajectoryKey, derive_seed
 from sorl_lightning.rollout.environment import Environment, Step, expert_of, observation_text, open_episode
+from sorl_lightning.rollout.stream_figures import StreamFigures
 from sorl_lightning.types import Author, Completion, Ending, Message, Task, Trajectory, Turn
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Collection:
         policy_version: version of the weights at its start.
         seconds: wall-clock time.
         discarded: trajectories of groups without signal, whose place others have taken.
+        stream: what streaming did to it; None without.
     """
 
     index: int
@@ -60,6 +62,7 @@ class Collection:
     policy_version: int = 0
     seconds: float = 0.0
     discarded: tuple[Trajectory, ...] = ()
+    stream: StreamFigures | None = None
 
     @property
     def played(self) -> tuple[Trajectory, ...]:
@@ -100,6 +103,26 @@ class _Episode:
     expert_turns: int = 0
     turns: list[Turn] = field(default_factory=list)
     step: Step = field(default_factory=lambda: Step("", 0.0, False))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """A group whose episodes are open, or have failed to open, and wait for their first turn.
+
+    Attributes:
+        max_turns: most turns of a trajectory.
+        seed: of the collection.
+        index: number of the collection at whose start the group begins.
+    """
+
+    task: Task
+    max_turns: int
+    seed: int
+    index: int
+    episodes: Mapping[TrajectoryKey, _Episode | EnvironmentFailure]
+
+
+Group = tuple[Trajectory, ...] | EnvironmentFailure  # what became of it: siblings in order
 
 
 class Collector:
@@ -165,55 +188,63 @@ class Collector:
         """
         start = time.perf_counter()
         by_position = dict(zip(range(len(tasks)) if positions is None else positions, tasks, strict=True))
-        keys = [TrajectoryKey(task, sibling) for task in by_position for sibling in range(self.group_size)]
-        # Every episode opens before the first token is sampled: a prompt that does not fit is found in time.
-        opened = await self._together([self._open(key, by_position[key.task], seed) for key in keys])
-        if check_prompts is not None:
-            check_prompts([len(episode.conversation.prompt_ids) for episode in opened if isinstance(episode, _Episode)])
-        for key in keys:
-            self.engine.open(key)
-        results = await self._together(
-            [
-                self._play(key, by_position[key.task], first, max_turns, seed)
-                for key, first in zip(keys, opened, strict=True)
-            ]
-        )
-        groups = [results[g * self.group_size : (g + 1) * self.group_size] for g in range(len(tasks))]
-        failures = [next((str(r) for r in group if isinstance(r, EnvironmentFailure)), None) for group in groups]
-        kept = [t for group, failure in zip(groups, failures, strict=True) if failure is None for t in group]
+        openings = await self.open_groups(by_position, max_turns, seed, index, check_prompts)
+        groups = await together([self.play_group(opening) for opening in openings])
         return Collection(
             index=index,
-            trajectories=tuple(t for t in kept if isinstance(t, Trajectory)),
-            failures=tuple(f for f in failures if f is not None),
+            trajectories=tuple(t for group in groups if not isinstance(group, EnvironmentFailure) for t in group),
+            failures=tuple(str(group) for group in groups if isinstance(group, EnvironmentFailure)),
             policy_version=policy_version,
             seconds=time.perf_counter() - start,
         )
 
-    async def _together(self, coroutines: Sequence[Awaitable[T]]) -> list[T]:
-        """All results; the first error ends the others too."""
-        futures = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-        try:
-            return await asyncio.gather(*futures)
-        finally:
-            for future in futures:
-                future.cancel()
-            await asyncio.gather(*futures, return_exceptions=True)
+    async def open_groups(
+        self,
+        tasks: Mapping[int, Task],
+        max_turns: int,
+        seed: int,
+        index: int,
+        check_prompts: Callable[[Sequence[int]], None] | None = None,
+    ) -> list[Opening]:
+        """Open the episodes of all siblings of ``tasks``, which stand under their positions, and tell the engine.
 
-    async def _play(
-        self, key: TrajectoryKey, task: Task, first: _Episode | EnvironmentFailure, max_turns: int, seed: int
-    ) -> Trajectory | EnvironmentFailure:
+        Every episode opens before the first token is sampled: a prompt that does not fit is found in time.
+
+        Raises:
+            ConfigurationError: a first prompt leaves no room in the context.
+        """
+        keys = [TrajectoryKey(position, sibling) for position in tasks for sibling in range(self.group_size)]
+        opened = await together([self._open(key, tasks[key.task], seed) for key in keys])
+        if check_prompts is not None:
+            check_prompts([len(episode.conversation.prompt_ids) for episode in opened if isinstance(episode, _Episode)])
+        episodes: dict[int, dict[TrajectoryKey, _Episode | EnvironmentFailure]] = {position: {} for position in tasks}
+        for key, episode in zip(keys, opened, strict=True):
+            episodes[key.task][key] = episode
+            self.engine.open(key)
+        return [
+            Opening(task=task, max_turns=max_turns, seed=seed, index=index, episodes=episodes[position])
+            for position, task in tasks.items()
+        ]
+
+    async def play_group(self, opening: Opening) -> Group:
+        """Play a group to its end. One with a trajectory that failed for good is its failure, once all have ended."""
+        results = await together([self._play(key, opening) for key in opening.episodes])
+        failure = next((result for result in results if isinstance(result, EnvironmentFailure)), None)
+        return failure or tuple(result for result in results if isinstance(result, Trajectory))
+
+    async def _play(self, key: TrajectoryKey, opening: Opening) -> Trajectory | EnvironmentFailure:
         """One trajectory, with retries; a failure is a value, so that siblings play on."""
-        episode = first
+        episode = opening.episodes[key]
         try:
             for attempt in range(1, self.retries + 2):
                 if isinstance(episode, _Episode):
                     try:
-                        return await self._advance(episode, max_turns)
+                        return await self._advance(episode, opening)
                     except EnvironmentFailure as error:
                         episode = error
                 logger.warning("attempt %d of %d: %s", attempt, self.retries + 1, episode)
                 if attempt <= self.retries:
-                    episode = await self._open(key, task, seed, attempt)
+                    episode = await self._open(key, opening.task, opening.seed, attempt)
             assert isinstance(episode, EnvironmentFailure)
             return episode
         finally:
@@ -257,12 +288,12 @@ class Collector:
                 return turns + 1
         return self.sampling.context_limit
 
-    async def _advance(self, episode: _Episode, max_turns: int) -> Trajectory:
+    async def _advance(self, episode: _Episode, opening: Opening) -> Trajectory:
         ending: Ending | None = None
         while ending is None:
             await self._turn(episode)
-            ending = self._ending(episode, max_turns)
-        return self._finish(episode, ending, max_turns)
+            ending = self._ending(episode, opening.max_turns)
+        return self._finish(episode, ending, opening)
 
     async def _turn(self, episode: _Episode) -> None:
         start = time.perf_counter()
@@ -326,7 +357,7 @@ class Collector:
             return Ending.TURN_LIMIT
         return Ending.CONTEXT_LIMIT if len(episode.conversation.prompt_ids) >= self.sampling.context_limit else None
 
-    def _finish(self, episode: _Episode, ending: Ending, max_turns: int) -> Trajectory:
+    def _finish(self, episode: _Episode, ending: Ending, opening: Opening) -> Trajectory:
         info = dict(episode.step.info)
         success = bool(info.pop("success", False))
         trajectory = Trajectory(
@@ -337,8 +368,9 @@ class Collector:
             reward=sum(turn.reward for turn in episode.turns),
             success=success,
             ending=ending,
-            turn_limit=max_turns,
+            turn_limit=opening.max_turns,
             seed=episode.seed,
+            started=opening.index,
             metrics={name: float(value) for name, value in info.items() if isinstance(value, (bool, int, float))},
         )
         if self.reward is None:
@@ -366,6 +398,17 @@ class Collector:
             if isinstance(error, asyncio.TimeoutError):
                 error = TimeoutError(f"no answer within step_timeout={self.step_timeout} s")
             raise EnvironmentFailure(f"{name} failed at task {task.id!r}: {type(error).__name__}: {error}") from error
+
+
+async def together(coroutines: Sequence[Awaitable[T]]) -> list[T]:
+    """All results; the first error ends the others too."""
+    futures = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*futures)
+    finally:
+        for future in futures:
+            future.cancel()
+        await asyncio.gather(*futures, return_exceptions=True)
 
 
 def without_surrogates(text: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.stream_figures import StreamFigures
 from sorl_lightning.types import Ending, Trajectory
 
 
@@ -30,6 +31,7 @@ class Summary:
         dropped: trajectories dropped for a number that is none.
         seconds: wall-clock time of the slowest rank.
         turn_limit: the largest limit under which a trajectory was rolled out, turns.
+        stream: what streaming did; None without.
     """
 
     shares: Mapping[str, Share]
@@ -40,6 +42,7 @@ class Summary:
     dropped: int
     seconds: float
     turn_limit: int
+    stream: StreamFigures | None = None
 
     def __add__(self, other: Summary) -> Summary:
         shares = dict(self.shares)
@@ -55,6 +58,7 @@ class Summary:
             dropped=self.dropped + other.dropped,
             seconds=max(self.seconds, other.seconds),
             turn_limit=max(self.turn_limit, other.turn_limit),
+            stream=self.stream if other.stream is None else other.stream + (self.stream or StreamFigures()),
         )
 
     @property
@@ -75,6 +79,7 @@ def summarize(collection: Collection) -> Summary:
         dropped=collection.dropped,
         seconds=collection.seconds,
         turn_limit=max((trajectory.turn_limit for trajectory in trajectories), default=0),
+        stream=collection.stream,
     )
 
 

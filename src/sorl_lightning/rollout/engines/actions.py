@@ -32,6 +32,10 @@ class ActionEngine(RolloutEngine):
         """Take the version. The weights are not even looked at: gathering them from shards would cost time."""
         self._version = version
 
+    def check_streaming(self) -> None:
+        """Nothing is refused: weights play no part."""
+        return
+
     def open(self, trajectory: TrajectoryKey) -> None:
         """Nothing is kept of a trajectory."""
         return

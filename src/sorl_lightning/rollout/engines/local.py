@@ -86,10 +86,15 @@ class LocalEngine(RolloutEngine):
             ValueError: a name is unknown or missing, or a shape is wrong; nothing is generated until a load succeeds.
         """
         decoder = self._attached()
-        self._version = None
-        decoder.clear()
-        copy_weights(decoder.model, weights, self.device)
-        self._version = version
+        with decoder.lock:
+            self._version = None
+            decoder.clear()
+            copy_weights(decoder.model, weights, self.device)
+            self._version = version
+
+    def check_streaming(self) -> None:
+        """Nothing is refused: the copy is the engine's own, and takes new weights between two rounds."""
+        return
 
     def drop_caches(self) -> None:
         """Forget cached keys and values: each trajectory's next turn forwards its whole prompt."""
@@ -155,9 +160,9 @@ class LocalEngine(RolloutEngine):
 
     def _check(self, request: GenerationRequest) -> None:
         key = request.trajectory
-        self._attached()
-        if self._version is None:
-            raise RuntimeError("LocalEngine has no weights; call load_weights first")
+        with self._attached().lock:
+            if self._version is None:
+                raise RuntimeError("LocalEngine has no weights; call load_weights first")
         if key not in self._open:
             raise RuntimeError(f"{key} is not open; open it before its first request")
         if key in self._waiting:
@@ -197,6 +202,7 @@ class LocalEngine(RolloutEngine):
 
     def _decode(self, requests: list[GenerationRequest]) -> dict[TrajectoryKey, Completion]:
         decoder = self._attached()
-        if self._version is None:
-            raise RuntimeError("LocalEngine has no weights; call load_weights first")
-        return decoder.decode(requests, self._version)
+        with decoder.lock:
+            if self._version is None:
+                raise RuntimeError("LocalEngine has no weights; call load_weights first")
+            return decoder.decode(requests, self._version)

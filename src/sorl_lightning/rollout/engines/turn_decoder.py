@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -33,12 +34,14 @@ class TurnDecoder:
         max_batch: most trajectories in one forward pass.
 
     Attributes:
+        lock: held by whoever decodes or changes the model's weights, which may be two threads.
         forwarded_tokens: tokens that went through the model so far, padding not counted.
     """
 
     def __init__(self, model: PreTrainedModel, max_batch: int) -> None:
         self.model = model
         self.max_batch = max_batch
+        self.lock = threading.Lock()
         self.forwarded_tokens = 0
         # transformers renamed the argument; both names are in use among the versions supported.
         known = inspect.signature(model.forward).parameters

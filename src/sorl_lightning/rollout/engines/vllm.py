@@ -129,6 +129,18 @@ class VLLMEngine(RolloutEngine):
             self.figures["engine/probe_difference"] = difference
         self._version = version
 
+    def check_streaming(self) -> None:
+        """Servers that sleep while nothing is generated cannot generate while the policy is trained.
+
+        Raises:
+            ConfigurationError: ``sleep`` is set.
+        """
+        if self.sleep:
+            raise ConfigurationError(
+                "VLLMEngine.sleep=true gives the GPU to training between collections, and data.max_staleness above 0 "
+                "generates meanwhile: set sleep to false or data.max_staleness to 0"
+            )
+
     def _send(self, weights: Iterator[tuple[str, Tensor]], version: int) -> None:
         held, self._version = self._version, None
         try:
