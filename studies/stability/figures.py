@@ -74,6 +74,13 @@ class Figures:
         return sum(has_collapsed(record["curves"]["success"]) for record in self.records)
 
     @property
+    def sudden(self) -> str:
+        """Out of those, the ones below half of their first collection's success in their second already."""
+        curves = [record["curves"]["success"] for record in self.records]
+        count = sum(has_collapsed(curve) and curve[1] < curve[0] / 2 for curve in curves)
+        return f"{count} of {self.collapses}"
+
+    @property
     def collapsed(self) -> str:
         """The same out of how many."""
         return f"{self.collapses} of {self.seeds}"
