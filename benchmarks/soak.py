@@ -131,7 +131,10 @@ def fit(folder: Path, seed: int) -> None:
     last = folder / "last.ckpt"
     with stoppable():  # as the command does
         (folder / f"{seed}.begun").touch()
-        trainer.fit(module, datamodule=data, ckpt_path=last if last.exists() else None, weights_only=False)
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=last if last.exists() else None, weights_only=False)
+        finally:
+            (folder / f"{seed}.ended").touch()
 
 
 def soak(minutes: float, seed: int, least: int) -> dict[str, Any]:
@@ -154,7 +157,11 @@ def soak(minutes: float, seed: int, least: int) -> dict[str, Any]:
 
 
 def struck(process: subprocess.Popen[bytes], name: signal.Signals, mark: Path) -> str:
-    """Send the signal; how the process ended. Before it has left its mark, Python itself ends at SIGTERM with -15."""
+    """Send the signal; how the process ended.
+
+    Before the run has left its mark, and after it has failed by itself, Python itself answers, and SIGTERM ends it with
+    -15 where it has not ended already.
+    """
     begun = mark.exists()
     process.send_signal(name)
     try:
@@ -163,6 +170,8 @@ def struck(process: subprocess.Popen[bytes], name: signal.Signals, mark: Path) -
         process.kill()
         process.wait()
         return f"{name.name} from outside, not obeyed in 2 hours"
+    if code and mark.with_suffix(".ended").exists():
+        return f"{name.name} from outside while Python ends"
     # Between the look and the signal it may have begun: code 0 is right then too.
     return f"{name.name} from outside{'' if begun or not code else ' while Python starts'}, code {code}"
 
@@ -209,7 +218,8 @@ def balance(folder: Path, endings: Counter[str]) -> dict[str, Any]:
         (signal.SIGTERM, "", 0), (signal.SIGTERM, " while Python starts", -15),
     )}  # fmt: skip
     # An engine that fails for good, and a collection whose groups all fail, end a life with an error.
-    assert set(endings) <= right | {"ended by itself, code 1"}, endings
+    right |= {"ended by itself, code 1", *(f"{name} from outside while Python ends" for name in ("SIGKILL", "SIGTERM"))}
+    assert set(endings) <= right, endings
     assert [entry["collection"] for entry in entries] == list(range(len(entries)))
     for entry in entries:
         assert entry["drawn"] == entry["trained"] + entry["failed"] == TASKS, entry

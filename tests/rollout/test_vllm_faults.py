@@ -299,7 +299,7 @@ def test_a_prompt_is_scored_the_same_twice_and_its_first_token_not_at_all(fake: 
     push(engine, tiny(True), 1)
     prompt = [1, 2, 3, 4]
     sampling = {"max_tokens": 1, "temperature": 1.0, "seed": 0, "prompt_logprobs": 0, "logprobs": 0}
-    question = json.dumps({"token_ids": prompt, "sampling_params": sampling}).encode()
+    question = json.dumps({"model": "policy", "token_ids": prompt, "sampling_params": sampling}).encode()
     scored = []
     for _ in range(2):
         asked = urllib.request.Request(fake.url + GENERATE, question, {"Content-Type": "application/json"})
