@@ -47,9 +47,10 @@ def scouting(name: str) -> list[Run]:
 
 def run_all(runs: list[Run], workers: int, work: Path, results: Path) -> list[str]:
     """Run them, so many at once; the messages of those that failed."""
-    for regime in {run.regime.name: run.regime for run in runs}.values():
-        if not Path(regime.folder).exists():
-            prepare(regime.warm_start, regime.folder)
+    regimes = {run.regime.name: run.regime for run in runs}.values()
+    missing = [regime for regime in regimes if not Path(regime.folder).exists()]
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(lambda regime: prepare(regime.warm_start, regime.folder), missing))
 
     def attempt(run: Run) -> str | None:
         start = time.perf_counter()
