@@ -103,6 +103,7 @@ PAIRS: list[tuple[str, dict[str, Any]]] = [
     ("hidden_size", {f"{POLICY}.hidden_size": 33}),
     ("limit_train_batches", {"trainer.limit_train_batches": 1}),
     ("overfit_batches", {"trainer.overfit_batches": 1}),
+    ("fast_dev_run", {"trainer.fast_dev_run": 1}),
     ("val_check_interval", {"trainer.val_check_interval": 2}),
     ("reload_dataloaders", {"trainer.reload_dataloaders_every_n_epochs": 1}),
     ("max_staleness", {"data.max_staleness": 1, "data.resample": 1}),

@@ -40,6 +40,7 @@ RULES: dict[str, Rule] = {
     "limit_val_batches": SHARE_OR_COUNT,
     "limit_test_batches": SHARE_OR_COUNT,
     "overfit_batches": (lambda value: value == 0, "left out: rollouts differ from collection to collection"),
+    "fast_dev_run": (lambda value: not value, "left out: it cuts a collection short; take max_epochs 1"),
     "reload_dataloaders_every_n_epochs": (lambda value: value == 0, "left out: the stream is one for the whole run"),
     "val_check_interval": (lambda value: value == 1.0, "left out: use check_val_every_n_epoch"),
     "max_time": (
