@@ -251,9 +251,7 @@ class RolloutDataModule(L.LightningDataModule):
             engine.close()
         self._attached = []
         if isinstance(self.environment, HasClose):
-            closing = self.environment.close()
-            if closing is not None:
-                self._loop.run(_awaited(closing))
+            self._loop.settle(self.environment.close())
         self._loop.close()
 
     @override
@@ -537,7 +535,3 @@ class RolloutDataModule(L.LightningDataModule):
 
     def _learner(self) -> Learner:
         return owner_of(Learner, self._trainer().lightning_module)  # type: ignore[type-abstract]
-
-
-async def _awaited(awaitable: Any) -> Any:
-    return await awaitable

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from sorl_lightning.commands.targets import absent
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.packaged import smollm2_folder
 from sorl_lightning.rollout.environments import alfworld_generator, medical_hpo
@@ -83,18 +84,6 @@ def smollm2(folder: str, layers: int | None = None) -> None:
         layers: decoder layers to keep of 30: a student cut from it.
     """
     print(f"sorl: wrote {smollm2_folder(layers, absent(folder))}")
-
-
-def absent(folder: str) -> Path:
-    """The folder, which must not exist.
-
-    Raises:
-        ConfigurationError: it does.
-    """
-    target = Path(folder)
-    if target.exists():
-        raise ConfigurationError(f"folder: {target} is there already; nothing is written over it")
-    return target
 
 
 data = {"alfworld": alfworld, "factbook": factbook, "hpo": hpo, "smollm2": smollm2}

@@ -9,6 +9,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentParser
 
+from sorl_lightning.commands.targets import absent
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.exports import model_card, write_policy
 from sorl_lightning.models import Loaded, ModelSource, source_of
@@ -26,9 +27,7 @@ def export(checkpoint: str, folder: str, config: str | None = None, merge: bool 
         config: the run's config; by default the config.yaml of the run that the checkpoint lies in.
         merge: of a policy with adapters, write the whole model with the adapters merged.
     """
-    target = Path(folder)
-    if target.exists():
-        raise ConfigurationError(f"folder: {target} is there already; nothing is written over it")
+    target = absent(folder)
     saved = read(Path(checkpoint))
     recipe = Path(config) if config is not None else beside(Path(checkpoint))
     model, tokenizer = policy_of(recipe)

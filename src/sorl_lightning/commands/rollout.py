@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_lightning.callbacks.token_records import TokenRecords, record_of
 from sorl_lightning.callbacks.trajectory_log import turns_table
+from sorl_lightning.commands.targets import absent
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import source_of
 from sorl_lightning.rollout import environments  # noqa: F401  so that --environment takes their names alone
@@ -22,6 +21,7 @@ from sorl_lightning.rollout.collector import Collection, Collector, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environment import Environment, HasClose
+from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.trajectory_files import SCHEMA, TrajectoryFiles
 from sorl_lightning.types import Task
 
@@ -58,8 +58,8 @@ def rollout(
     """
     if environment is None:
         raise ConfigurationError("environment: name one, as in --environment TextWorldExpress; sorl envs lists them")
-    if output is not None and Path(output).exists():
-        raise ConfigurationError(f"output: {output} is there already; nothing is written over it")
+    if output is not None:
+        absent(output, "output")
     if min(tasks, n, max_turns, max_tokens) < 1 or not 0 <= temperature < float("inf"):
         raise ConfigurationError(
             "tasks, n, max_turns and max_tokens must be at least 1 and temperature 0 or more, got "
@@ -86,16 +86,17 @@ def play(
 ) -> Collection:
     """Play ``tasks`` with the collector's engine, and give everything back."""
     engine, environment = collector.engine, collector.environment
+    loop = EventLoopThread()
     network.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
     engine.attach(network, tokenizer)
     try:
         engine.load_weights(network.named_parameters(), 0)
-        return asyncio.run(collector.collect(tasks, max_turns, seed))
+        return loop.run(collector.collect(tasks, max_turns, seed))
     finally:
         engine.close()
-        closing = environment.close() if isinstance(environment, HasClose) else None
-        if inspect.isawaitable(closing):
-            asyncio.run(_awaited(closing))
+        if isinstance(environment, HasClose):
+            loop.settle(environment.close())
+        loop.close()
 
 
 def show(collection: Collection, tokenizer: PreTrainedTokenizerBase, output: str | None) -> None:
@@ -111,7 +112,3 @@ def show(collection: Collection, tokenizer: PreTrainedTokenizerBase, output: str
     if output is not None:
         TrajectoryFiles(Path(output)).append(lines)
         print(f"sorl: wrote {count} trajectories to {output}")
-
-
-async def _awaited(awaitable: object) -> None:
-    await awaitable  # type: ignore[misc]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -26,6 +27,10 @@ class EventLoopThread:
         except BaseException:
             future.cancel()
             raise
+
+    def settle(self, answer: T | Awaitable[T]) -> T:
+        """What a method that may be plain or a coroutine has returned: itself, or what it comes to in this loop."""
+        return self.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start, and return at once; cancelling the future cancels the coroutine."""
@@ -51,3 +56,7 @@ class EventLoopThread:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
+
+
+async def _awaited(awaitable: Awaitable[T]) -> T:
+    return await awaitable
