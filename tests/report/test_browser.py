@@ -42,6 +42,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     driver.execute_cdp_cmd("Network.enable", {})
     cut = {"offline": True, "latency": 0, "downloadThroughput": 0, "uploadThroughput": 0}
     driver.execute_cdp_cmd("Network.emulateNetworkConditions", cut)
+    driver.implicitly_wait(20)  # seconds: some elements are drawn after an event that the browser sends later
     yield driver
     driver.quit()
 
@@ -246,9 +247,10 @@ def test_curves_are_drawn_against_what_is_chosen(opened: Any) -> None:
                 series = held[curve["run"]][source][curve["tag"]]
                 assert (curve["x"], curve["y"]) == (series[name], series["values"])
     one(page, "figure.chart summary").click()
-    cells = [cell.text for cell in page.find_elements("css selector", "figure.chart details tbody tr:nth-child(2) td")]
+    cell = "figure.chart details tbody tr:nth-child(2) td"
+    one(page, cell)  # waits: the table is filled after an event of its own, and anew whenever its chart is drawn
     success = held[0]["by_collection"]["rollout/success"]["values"][1]
-    assert cells[0] == str(success)
+    assert page.execute_script(f"return document.querySelector('{cell}').textContent") == str(success)
     one(page, "input[value='ratio'] + span").click()
     draw_all(page)
     grid = page.execute_script("return document.querySelector('.heat .plot').data[0].z")
