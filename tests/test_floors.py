@@ -14,6 +14,7 @@ FLOORS = {
     "module": 4, "datamodule": 4, "streams": 4, "turn_records": 4, "callbacks": 4, "strategies": 4, "checkpoints": 4,
     "trajectory_files": 4, "combinations": 3,
     "rollout": 3, "testing": 3, "student_teacher": 3, "served_teacher": 3, "annotation": 3, "figures": 3,
+    "held_out": 3,
     "objectives": 2, "models": 2, "teachers": 2, "control": 2, "critic": 2, "adapters": 2, "lora": 2, "packaged": 2,
     "step_guard": 2, "tally": 2, "sharding": 2, "exports": 2, "ranks": 1,
     "functional": 1,

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sorl_lightning import ranks
 from sorl_lightning.control import TurnWeighting
 from sorl_lightning.critic import Critic, ValueHead, ValueNetwork
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import PolicyNetwork
 from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
-from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.sharding import is_sharded
-from sorl_lightning.student_teacher import ROWS_AT_ONCE, recorded, token_signals
+from sorl_lightning.student_teacher import parts, recorded, token_signals
 from sorl_lightning.teachers import Teacher
 from sorl_lightning.types import Ending, RolloutBatch, Trajectory
 
@@ -94,16 +92,13 @@ class Annotator:
 
     def _scored(self, rows: RolloutBatch, score: Callable[[RolloutBatch], Tensor]) -> Tensor:
         """A number for each token up to its row's last generated one, a few rows at a time, on the CPU."""
-        parts = list(torch.argsort(lengths(rows)).split(ROWS_AT_ONCE))
-        # Sharded networks run as often on every rank: with padding where there are no more rows.
-        parts += [parts[0][:0]] * (max(ranks.gather(len(parts))) - len(parts))
         scores: Tensor | None = None
-        for index in parts:
-            part = score(select(rows, index).to(self.device))
-            part = part.to("cpu", torch.promote_types(part.dtype, torch.float32))
-            scores = part.new_zeros(rows.turn.shape) if scores is None else scores
+        for index, part in parts(rows, self.device):
+            values = score(part)
+            values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
+            scores = values.new_zeros(rows.turn.shape) if scores is None else scores
             if len(index):
-                scores[index, : part.shape[1]] = part
+                scores[index, : values.shape[1]] = values
         assert scores is not None
         return scores
 

@@ -25,6 +25,7 @@ from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_var
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.figures import add_micro_batch, collection_figures, evaluation_figures, update_figures
 from sorl_lightning.functional.weights import blend
+from sorl_lightning.held_out import held_out_figures
 from sorl_lightning.models import ModelSource, PolicyNetwork, frozen, source_of
 from sorl_lightning.objectives import Objective
 from sorl_lightning.rollout.collector import Collection
@@ -125,8 +126,8 @@ class AgentModule(L.LightningModule):
 
     @override
     def setup(self, stage: str) -> None:
+        check_teacher(self.objective, self.teacher)
         if stage == "fit":
-            check_teacher(self.objective, self.teacher)
             check_reference(self.objective, self.reference_source)
 
     def _load_reference(self) -> PreTrainedModel:
@@ -318,7 +319,9 @@ class AgentModule(L.LightningModule):
         self._log_evaluation(batch, "test")
 
     def _log_evaluation(self, collection: Collection, prefix: str) -> None:
-        for name, value in evaluation_figures(collection).items():
+        figures = evaluation_figures(collection)
+        figures |= held_out_figures(self._policy(), self.objective, self.teacher, collection.sound, self.temperature)
+        for name, value in figures.items():
             # Every rank knows the figures of all; one batch holds the whole split.
             self.log(
                 f"{prefix}/{name}", value, prog_bar=name == "success", batch_size=1, add_dataloader_idx=False,

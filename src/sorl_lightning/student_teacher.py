@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
+from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.chunked_topk import chunked_topk
 from sorl_lightning.functional.divergences import topk_entropy
@@ -133,6 +134,9 @@ def token_signals(
 
 
 def parts(rows: RolloutBatch, device: torch.device) -> Iterator[tuple[Tensor, RolloutBatch]]:
-    """A few rows of like length at a time, on ``device``, and their numbers."""
-    for index in torch.argsort(lengths(rows)).split(ROWS_AT_ONCE):
+    """A few rows of like length at a time, on ``device``, and their numbers; padding where other ranks have more."""
+    indices = list(torch.argsort(lengths(rows)).split(ROWS_AT_ONCE))
+    # Sharded networks run as often on every rank.
+    indices += [indices[0][:0]] * (max(ranks.gather(len(indices))) - len(indices))
+    for index in indices:
         yield index, select(rows, index).to(device)

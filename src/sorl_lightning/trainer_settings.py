@@ -52,7 +52,10 @@ RULES: dict[str, Rule] = {
 
 
 COUNTERS = ("collection", "policy_version", "epoch", "step")
-VALIDATION = ("success", "return", "turns", "tokens", "ending", "environment", "seconds", "failed_groups", "episodes")
+VALIDATION = (
+    "success", "return", "turns", "tokens", "ending", "environment", "seconds", "failed_groups", "episodes",
+    "divergence", "nll",
+)  # fmt: skip
 
 
 def check_trainer(trainer: Any) -> None:

@@ -19,7 +19,7 @@ from lightning.pytorch.plugins import DoublePrecision
 
 from conftest import TINY, agent
 from doubles import Countdown, ScriptedEngine, random_words
-from sorl_lightning import ranks, teachers
+from sorl_lightning import ranks, student_teacher, teachers
 from sorl_lightning.callbacks import ClippingTriggeredNormalization, TrajectoryLog
 from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
@@ -290,3 +290,9 @@ def in_small_chunks(kind: str, devices: int, settings: dict[str, Any]) -> dict[s
     """``run`` with a teacher that takes a row or two at a time, so not as often on every rank."""
     teachers.TOKENS_AT_ONCE = 64
     return {**run(kind, devices, settings), "share": settings["module_settings"]["teacher"].share}
+
+
+def row_by_row(kind: str, devices: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """``run`` where held-out rows are scored one at a time, so not as often on every rank."""
+    student_teacher.ROWS_AT_ONCE = 1
+    return run(kind, devices, settings)

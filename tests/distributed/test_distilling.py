@@ -66,3 +66,12 @@ def test_a_sharded_teacher_runs_as_often_on_every_rank(divergence) -> None:
     shares = launch(scenarios.in_small_chunks, 2, "fsdp2", 2, settings(divergence, micro_batches=2))
     agree(one, shares)
     assert [share["share"] for share in shares] == [0.5, 0.5]
+
+
+@pytest.mark.parametrize("divergence", ["reverse_kl", "topk_reverse_kl_tail"])
+def test_held_out_figures_are_those_of_one_process(divergence) -> None:
+    """Three held-out tasks: one rank has two of them, and runs more often where rows go one at a time."""
+    validation = settings(divergence, passes=1, trainer_settings={"limit_val_batches": 1})
+    one = scenarios.run("auto", 1, validation)["figures"][-1]["val/divergence"]
+    for share in launch(scenarios.row_by_row, 2, "fsdp2", 2, validation):
+        assert share["figures"][-1]["val/divergence"] == pytest.approx(one, rel=2e-7)

@@ -19,7 +19,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
     "clipping": {
         "clipped, share": ["Multiline", ["^train/clip_fraction$", "^train/clip_fraction_turns$"]],
         "importance ratio": ["Multiline", ["^train/ratio$", "^train/ratio_max$"]],
-        "KL, nats a token": ["Multiline", ["^train/(policy|reference|mismatch)_kl$", "^train/divergence$"]],
+        "KL, nats a token": ["Multiline", ["^train/(policy|reference|mismatch)_kl$", "^(train|val)/divergence$"]],
     },
     "clipping bias": {
         "L2 norms": ["Multiline", ["^(normalization|clipping)/(policy|bias)_norm$"]],

@@ -209,6 +209,11 @@ class Distillation(TeacherObjective):
         rewarded, more = self.reward.terms(batch, logprobs, entropy, weights)
         return self._mixed(terms, rewarded), {**metrics, **more}
 
+    def held_out(self, batch: RolloutBatch, logprobs: Tensor) -> Metrics:
+        """The divergence on what the student played."""
+        assert batch.comparison is not None
+        return {"divergence": batch.comparison.divergence}
+
     def _corrected(self, batch: RolloutBatch, ratio: Tensor, divergence: Tensor) -> Tensor:
         if self.ratio_clip is None:
             return divergence

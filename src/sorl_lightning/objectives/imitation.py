@@ -53,3 +53,7 @@ class Imitation(Objective):
             chosen = pooled(batch.behaviour_logprobs, batch.turn, batch.trajectory, reduction="sum") >= math.log(0.5)
             weights = torch.where(chosen & batch.generated, weights, 0.0)
         return LossTerms(policy=weighted_sum(-logprobs, weights)), {"nll": -logprobs.detach()}
+
+    def held_out(self, batch: RolloutBatch, logprobs: Tensor) -> Metrics:
+        """Negative log-likelihood of what was played: the expert's, if ``data.validation.engine`` is one."""
+        return {"nll": -logprobs}

@@ -91,6 +91,15 @@ class HasOldPolicy(Protocol):
 
 
 @runtime_checkable
+class HasHeldOutFigures(Protocol):
+    """An objective whose loss says something of held-out rollouts too, which have no advantages."""
+
+    def held_out(self, batch: RolloutBatch, logprobs: Tensor) -> Metrics:
+        """Numbers to log: a value for each token, [B, T]. The batch has a ``comparison`` if there is a teacher."""
+        ...
+
+
+@runtime_checkable
 class HasCriticRewards(Protocol):
     """An objective that can leave its advantages to a critic."""
 

@@ -107,9 +107,11 @@ SECTIONS = (
     )),
     Section("learning", "Learning", (
         Chart("Entropy", "nats a token", (Line("train/entropy", "policy"),)),
-        Chart("Divergence from the teacher", "nats a token", (Line("train/divergence", "divergence"),)),
+        Chart("Divergence from the teacher", "nats a token", (
+            Line("train/divergence", "training rollouts"), Line("val/divergence", "validation", "marked"))),
         Chart("KL from the reference", "nats a token", (Line("train/reference_kl", "k1"),)),
-        Chart("Negative log-likelihood", "nats a token", (Line("train/nll", "of the expert's tokens"),)),
+        Chart("Negative log-likelihood", "nats a token", (
+            Line("train/nll", "of the expert's tokens"), Line("val/nll", "validation", "marked"))),
         Chart("Gradient norm", "L2 norm", (
             Line("train/grad_norm", "before clipping by norm"), Line("train/grad_norm_clipped", "after", "dashed"))),
         Chart("Groups without signal", "share of groups", (
