@@ -192,7 +192,19 @@ def run(arguments: Sequence[str]) -> AgentCLI:
 
 
 # Commands beside LightningCLI's: modules, each with a function, or functions by name, under its own name.
-COMMANDS = ("callbacks", "configs", "data", "demo", "doctor", "envs", "export", "report", "rollout", "tokenizer")
+COMMANDS = (
+    "callbacks",
+    "configs",
+    "data",
+    "demo",
+    "doctor",
+    "envs",
+    "experts",
+    "export",
+    "report",
+    "rollout",
+    "tokenizer",
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> Any:

@@ -16,7 +16,7 @@ def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> N
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console().print(table)
+    Console(markup=False).print(table)  # square brackets are those of extras
 
 
 def summary(thing: object) -> str:
