@@ -66,7 +66,9 @@ def test_the_command_prints_and_writes_each_world_and_what_is_missing(tmp_path, 
     assert (shop["tasks"], shop["solved"], shop["turn_limit"]) == (4, 4, 10)
     assert 3 <= shop["turns_mean"] <= shop["turns_most"] <= 10
     assert re.search(r"webshop +sorl:webshop_so_grpo +4 +100\.0%", printed)
-    assert medical["missing"].endswith("there is no file data/hpo/validation.jsonl; its data: sorl data hpo data/hpo")
+    assert medical["missing"].endswith(
+        "data/hpo/validation.jsonl cannot be read: No such file or directory; its data: sorl data hpo data/hpo"
+    )
     assert medical["missing"] in printed
 
 

@@ -12,6 +12,7 @@ from sorl_lightning.rollout.contract import check_environment
 from sorl_lightning.rollout.environment import open_episode
 from sorl_lightning.rollout.environments import MultipleChoice, medical_hpo
 from sorl_lightning.rollout.environments.medical_questions import read_questions
+from sorl_lightning.rollout.search.corpus import Passage
 
 MEDQA = {
     "question": "Which vitamin is missing in scurvy?", "answer": "Vitamin C", "answer_idx": "B", "meta_info": "step1",
@@ -53,6 +54,8 @@ def test_first_releases_are_read_too(file) -> None:
     shouted = {"QUESTION": "Does it?", "CONTEXTS": ["One.", "Two."], "LABELS": [], "final_decision": "maybe"}
     (question,) = read_questions(file({"123": shouted}, "ori_pqal.json"), "train")
     assert (question.id, question.context, question.answer) == ("123", "One.\nTwo.", "C")
+    (question,) = read_questions(file([MEDQA], "list.json"), "train")
+    assert question.id == "1"
     from_one = [MEDMCQA | {"id": str(cop), "cop": cop} for cop in (1, 2, 3, 4)]
     assert [question.answer for question in read_questions(file(from_one), "train")] == list("ABCD")
 
@@ -61,7 +64,7 @@ def test_first_releases_are_read_too(file) -> None:
     ("records", "sentence"),
     [
         ([], "train: .* holds no questions"),
-        (["text"], "train: .* holds no questions"),
+        (["text"], r"questions\.jsonl, line 1: not a JSON object"),
         ([{"question": "?"}], "train: .* has the columns question; need one of MedQA: question, options, answer_idx"),
         ([MEDQA, {"question": "?", "options": {}}], r"record 2 of .* \(MedQA\) has no answer_idx"),
         ([MEDQA | {"answer_idx": "F"}], "record 1 .*the answer 'F' is none of the options A, B, C, D, E"),
@@ -81,21 +84,21 @@ def test_bad_files_are_named_in_one_sentence(file, records, sentence) -> None:
 def test_what_is_missing_or_no_json_is_named(tmp_path) -> None:
     with pytest.raises(ConfigurationError, match=r"train is not set; give a file .*sorl data hpo"):
         MultipleChoice().tasks("train")
-    with pytest.raises(ConfigurationError, match=r"test: there is no file nowhere\.jsonl"):
+    with pytest.raises(ConfigurationError, match=r"nowhere\.jsonl cannot be read: No such file"):
         MultipleChoice(test="nowhere.jsonl").tasks("test")
     (tmp_path / "bad.jsonl").write_bytes(b"\xff\xfe")
-    with pytest.raises(ConfigurationError, match="is not JSON in UTF-8"):
+    with pytest.raises(ConfigurationError, match=r"bad\.jsonl is not UTF-8 text"):
         MultipleChoice(test=str(tmp_path / "bad.jsonl")).tasks("test")
 
 
 class Shelf:
-    """A search tool of one passage."""
+    """A retriever of one passage."""
 
     def check(self):
         return None
 
     async def search(self, query, topk):
-        return [f"{query} ({topk})"]
+        return [Passage(id="1", title=query, text=f"one of {topk}")]
 
 
 def answered(environment, answers):
@@ -121,7 +124,8 @@ def test_answers_by_letter_and_by_text(file) -> None:
     opening, steps = answered(environment, ["B", "<answer>F</answer>", "<search>scurvy</search>"])
     assert opening.splitlines()[1:3] == ["A. Vitamin A", "B. Vitamin C"]
     assert [step.reward for step in steps] == [-0.5] * 3
-    assert not any(step.terminated or step.info["valid"] for step in steps)
+    assert not any(step.terminated for step in steps)
+    assert [(step.info["malformed"], step.info["valid_fraction"]) for step in steps] == [(1, 0), (2, 0), (3, 0)]
     assert "none of A, B, C, D, E" in steps[1].observation
 
 
@@ -129,8 +133,8 @@ def test_a_search_tool_is_offered_and_used(file) -> None:
     environment = MultipleChoice(train=file([MEDQA]), search=Shelf(), topk=2)
     opening, steps = answered(environment, ["<search> scurvy </search>", "<answer>B</answer>"])
     assert opening.endswith("Search with <search>words</search>, answer with <answer>letter</answer>.")
-    assert steps[0].observation == "<information>scurvy (2)</information>"
-    assert steps[1].info == {"success": True, "valid": 1.0, "searches": 1.0}
+    assert steps[0].observation == '<information>"scurvy"\none of 2</information>'
+    assert steps[1].info == {"success": True, "searches": 1.0, "malformed": 0.0, "valid_fraction": 1.0}
 
 
 def test_the_contract(file, tmp_path) -> None:

@@ -1,11 +1,12 @@
-"""Rows of a file, parquet or a JSON object a line, or of a data set."""
+"""Rows of a file, parquet, JSON or a JSON object a line, or of a data set."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.types import Message
@@ -17,7 +18,8 @@ def records(source: str | Path | Sequence[Record]) -> Iterator[tuple[int, Record
     """Rows with their numbers, from 1; of a file that is JSON Lines the numbers are its lines'.
 
     Args:
-        source: a file, parquet by its name, else JSON Lines; or rows, such as a Hugging Face ``datasets.Dataset``.
+        source: a file: by its name parquet, or .json with a list of rows or an object of rows by their ``id``, which
+            each gets as a column; else JSON Lines. Or rows, such as a Hugging Face ``datasets.Dataset``.
 
     Raises:
         ConfigurationError: the file cannot be read, or a row is no object.
@@ -26,6 +28,8 @@ def records(source: str | Path | Sequence[Record]) -> Iterator[tuple[int, Record
         yield from enumerate(source, start=1)
     elif Path(source).suffix == ".parquet":
         yield from _parquet(source)
+    elif Path(source).suffix == ".json":
+        yield from _json(source)
     else:
         yield from json_lines(source)
 
@@ -36,21 +40,45 @@ def json_lines(path: str | Path) -> Iterator[tuple[int, Any]]:
     Raises:
         ConfigurationError: there is no such file, or it is no UTF-8 text, or a line is no JSON object.
     """
+    with _text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                yield number, _row(_parsed(line, f"{path}, line {number}"), f"{path}, line {number}")
+
+
+def _json(path: str | Path) -> Iterator[tuple[int, Record]]:
+    with _text(path) as file:
+        content = _parsed(file.read() or "[]", str(path))
+    if isinstance(content, dict):
+        content = [{"id": name, **_row(row, f"{path}, {name!r}")} for name, row in content.items()]
+    if not isinstance(content, list):
+        raise ConfigurationError(f"{path}: neither a list nor an object of rows")
+    for number, row in enumerate(content, start=1):
+        yield number, _row(row, f"{path}, row {number}")
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigurationError(f"{place}: not JSON: {error}") from error
+
+
+def _row(row: Any, place: str) -> Any:
+    if not isinstance(row, dict):
+        raise ConfigurationError(f"{place}: not a JSON object")
+    return row
+
+
+@contextlib.contextmanager
+def _text(path: str | Path) -> Iterator[TextIO]:
     try:
         with open(path, encoding="utf-8") as file:
-            for number, line in enumerate(file, start=1):
-                if not line.strip():
-                    continue
-                row = json.loads(line)
-                if not isinstance(row, dict):
-                    raise ConfigurationError(f"{path}, line {number}: not a JSON object")
-                yield number, row
+            yield file
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigurationError(f"{path} is not UTF-8 text: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(f"{path}, line {number}: not JSON: {error}") from error
 
 
 def write_lines(path: Path, rows: Iterable[Record]) -> None:

@@ -8,13 +8,12 @@ PubMedQA   {"pubid", "question", "context", "final_decision": "yes"|"no"|"maybe"
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.rollout.records import Record, records
 
 LETTERS = "ABCDEFGHIJ"
 DECISIONS = ("yes", "no", "maybe")
@@ -23,8 +22,6 @@ KEYS = {
     "MedMCQA": ("id", "question", "opa", "opb", "opc", "opd", "cop"),
     "PubMedQA": ("question", "context", "final_decision"),
 }
-
-Record = Mapping[str, Any]
 
 
 class Question(NamedTuple):
@@ -45,52 +42,32 @@ class Question(NamedTuple):
 
 
 def read_questions(path: str, setting: str) -> list[Question]:
-    """Questions of a JSON Lines or JSON file in one of the three schemas.
+    """Questions of a file in one of the three schemas; one without an id is called by its number.
 
     Raises:
         ConfigurationError: the file is missing, empty, of another schema, or two questions share an id.
     """
-    records = read_records(path, setting)
-    schema = next((name for name, keys in KEYS.items() if set(keys) <= set(records[0][1])), None)
+    rows = [(number, lower_keys(record)) for number, record in records(path)]
+    if not rows:
+        raise ConfigurationError(f"{setting}: {path} holds no questions; it needs one JSON object a question")
+    schema = next((name for name, keys in KEYS.items() if set(keys) <= set(rows[0][1])), None)
     if schema is None:
         wanted = "; ".join(f"{name}: {', '.join(keys)}" for name, keys in KEYS.items())
-        raise ConfigurationError(f"{setting}: {path} has the columns {', '.join(records[0][1])}; need one of {wanted}")
-    convert = CONVERTERS[schema](records)
+        raise ConfigurationError(f"{setting}: {path} has the columns {', '.join(rows[0][1])}; need one of {wanted}")
+    convert = CONVERTERS[schema]([record for _, record in rows])
     questions = []
-    for number, (identifier, record) in enumerate(records, start=1):
+    for number, record in rows:
         missing = [key for key in KEYS[schema] if key not in record]
         if missing:
             raise ConfigurationError(f"{setting}: record {number} of {path} ({schema}) has no {', '.join(missing)}")
         try:
-            questions.append(convert(identifier or str(number), record))
+            questions.append(convert(str(record.get("id", number)), record))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigurationError(f"{setting}: record {number} of {path} ({schema}): {error}") from error
     twice = [identifier for identifier, count in Counter(question.id for question in questions).items() if count > 1]
     if twice:
         raise ConfigurationError(f"{setting}: {path} has two questions with the id {twice[0]}")
     return questions
-
-
-def read_records(path: str, setting: str) -> list[tuple[str, Record]]:
-    """Records with their ids, "" where the file gives none: lines, a list, or an object by id.
-
-    Raises:
-        ConfigurationError: there is no such file, or it holds no records.
-    """
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-        if path.endswith(".json"):
-            content = json.loads(text or "[]")
-            records = list(content.items()) if isinstance(content, dict) else [("", record) for record in content]
-        else:
-            records = [("", json.loads(line)) for line in text.splitlines() if line.strip()]
-    except FileNotFoundError as error:
-        raise ConfigurationError(f"{setting}: there is no file {path}") from error
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"{setting}: {path} is not JSON in UTF-8: {error}") from error
-    if not records or not all(isinstance(record, dict) for _, record in records):
-        raise ConfigurationError(f"{setting}: {path} holds no questions; it needs one JSON object a question")
-    return [(identifier, lower_keys(record)) for identifier, record in records]
 
 
 def lower_keys(record: Record) -> Record:
@@ -100,7 +77,7 @@ def lower_keys(record: Record) -> Record:
     return {names.get(key, key) if key not in record else key: value for key, value in lowered.items()}
 
 
-def medqa(records: Sequence[tuple[str, Record]]) -> Callable[[str, Record], Question]:
+def medqa(rows: Sequence[Record]) -> Callable[[str, Record], Question]:
     """MedQA's records, and those of ``sorl data hpo``."""
 
     def convert(identifier: str, record: Record) -> Question:
@@ -110,9 +87,9 @@ def medqa(records: Sequence[tuple[str, Record]]) -> Callable[[str, Record], Ques
     return convert
 
 
-def medmcqa(records: Sequence[tuple[str, Record]]) -> Callable[[str, Record], Question]:
+def medmcqa(rows: Sequence[Record]) -> Callable[[str, Record], Question]:
     """MedMCQA's records; whether ``cop`` counts from 0 or 1 shows in the whole file."""
-    found = {record.get("cop") for _, record in records}
+    found = {record.get("cop") for record in rows}
     first = 1 if 4 in found else 0
 
     def convert(identifier: str, record: Record) -> Question:
@@ -121,12 +98,12 @@ def medmcqa(records: Sequence[tuple[str, Record]]) -> Callable[[str, Record], Qu
         if not 0 <= right < len(texts):
             raise ValueError(f"cop is {record['cop']}, need {first} to {first + 3} (a test file without answers?)")
         options = tuple(zip(LETTERS, texts, strict=False))
-        return checked(Question(str(record["id"]), record["question"], "", options, LETTERS[right]))
+        return checked(Question(identifier, record["question"], "", options, LETTERS[right]))
 
     return convert
 
 
-def pubmedqa(records: Sequence[tuple[str, Record]]) -> Callable[[str, Record], Question]:
+def pubmedqa(rows: Sequence[Record]) -> Callable[[str, Record], Question]:
     """PubMedQA's records: an abstract, and a question to be answered yes, no or maybe."""
 
     def convert(identifier: str, record: Record) -> Question:

@@ -14,51 +14,30 @@ Worked example, with a search tool:
 from __future__ import annotations
 
 import re
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.interfaces import Interface
+from sorl_lightning.rollout.actions import ActionCount, MalformedAction, tagged_action
 from sorl_lightning.rollout.environment import Environment, Step
 from sorl_lightning.rollout.environments.medical_questions import Question, read_questions
-from sorl_lightning.rollout.environments.text_game import THOUGHT
+from sorl_lightning.rollout.search.retrievers import Retriever
 from sorl_lightning.types import Message, Task
 
-ACTION = re.compile(r"<(search|answer)>(.*?)</\1>", re.DOTALL)
 REMEDY = "give a file in the schema of MedQA, MedMCQA or PubMedQA, or make one: sorl data hpo FOLDER"
-
-
-class SearchTool(Interface):
-    """Finds passages for a query; the retrievers of the search task are such tools."""
-
-    @abstractmethod
-    def check(self) -> Any:
-        """Make sure that it works, before any rollout.
-
-        Raises:
-            ConfigurationError: it does not.
-        """
-        ...
-
-    @abstractmethod
-    async def search(self, query: str, topk: int) -> Sequence[Any]:
-        """The best passages, best first: texts, or objects with the text as ``contents``."""
-        ...
 
 
 class MultipleChoice(Environment):
     """Questions with lettered options, of which one is right.
 
     Args:
-        train: file of the split, .json or .jsonl, in the schema of MedQA, MedMCQA or PubMedQA; validation, test:
-            likewise. A split that is not used may be left out.
-        search: tool to look things up with; without one an episode is one answer long.
+        train: file of the split, .json, .jsonl or parquet, in the schema of MedQA, MedMCQA or PubMedQA; validation,
+            test: likewise. A split that is not used may be left out.
+        search: retriever to look things up with; without one an episode is one answer long.
         topk: passages a search.
         max_tasks: the first so many questions of each split; None takes all.
         invalid_penalty: taken off the reward of an answer that holds no action.
 
-    Step info: "success"; "valid", whether the text held an action, 1.0 or 0.0; "searches", so far.
+    Step info: "success"; "searches", so far; "malformed" and "valid_fraction", of the actions.
     """
 
     def __init__(
@@ -66,7 +45,7 @@ class MultipleChoice(Environment):
         train: str | None = None,
         validation: str | None = None,
         test: str | None = None,
-        search: SearchTool | None = None,
+        search: Retriever | None = None,
         topk: int = 3,
         max_tasks: int | None = None,
         invalid_penalty: float = 0.0,
@@ -100,7 +79,7 @@ class MultipleChoice(Environment):
         """The question, its options, and how to answer."""
         self._question: Question = task.payload
         self._over = self._success = False
-        self._searches = 0
+        self._searches, self._count = 0, ActionCount()
         question = self._question
         options = [f"{letter}. {text}" for letter, text in question.options]
         parts = [*([question.context] if question.context else []), question.text, *options, self._rule()]
@@ -109,15 +88,18 @@ class MultipleChoice(Environment):
     async def step(self, text: str) -> Step:
         """Search or answer, by the first action outside thoughts; an answer is a letter or an option's text."""
         if self._over:
-            return Step("", 0.0, True, False, self._info(valid=False))
-        found = ACTION.search(THOUGHT.sub("", text))
-        verb, words = (found[1], " ".join(found[2].split())) if found else ("", "")
-        if verb == "answer":
+            return Step("", 0.0, True, info=self._info)
+        tags = ("answer",) if self.search is None else ("search", "answer")
+        try:
+            tag, content = tagged_action(text, tags)
+        except MalformedAction:
+            return self._malformed(f"This is no action. {self._rule()}")
+        words = " ".join(content.split())
+        if tag == "answer":
             return self._answered(words)
-        if verb == "search" and words and self.search is not None:
-            self._searches += 1
-            return Step(await self._found(words), 0.0, False, False, self._info(valid=True))
-        return Step(f"This is no action. {self._rule()}", -self.invalid_penalty, False, False, self._info(valid=False))
+        self._count.add(True)
+        self._searches += 1
+        return Step(await self._found(words), 0.0, False, info=self._info)
 
     def expert_action(self) -> str:
         """The right letter; where there is a tool, after a search for the question's own words."""
@@ -137,20 +119,25 @@ class MultipleChoice(Environment):
         meant = [letter for letter, text in options if said in (letter.lower(), text.lower().removesuffix("."))]
         if not meant:
             letters = ", ".join(letter for letter, _ in options)
-            info = self._info(valid=False)
-            return Step(f"{words[:100]!r} is none of {letters}.", -self.invalid_penalty, False, False, info)
+            return self._malformed(f"{words[:100]!r} is none of {letters}.")
+        self._count.add(True)
         self._over, self._success = True, meant[0] == self._question.answer
-        return Step("", float(self._success), True, False, self._info(valid=True))
+        return Step("", float(self._success), True, info=self._info)
+
+    def _malformed(self, answer: str) -> Step:
+        self._count.add(False)
+        return Step(answer, -self.invalid_penalty, False, info=self._info)
 
     async def _found(self, query: str) -> str:
         assert self.search is not None
         passages = await self.search.search(query, self.topk)
-        texts = [str(getattr(passage, "contents", passage)) for passage in passages]
+        texts = [passage.contents for passage in passages]
         return "<information>{}</information>".format("\n".join(texts) or "No document matches.")
 
     def _rule(self) -> str:
         tool = "" if self.search is None else "Search with <search>words</search>, "
         return f"{tool}{'answer' if tool else 'Answer'} with <answer>letter</answer>."
 
-    def _info(self, valid: bool) -> dict[str, bool | float]:
-        return {"success": self._success, "valid": float(valid), "searches": float(self._searches)}
+    @property
+    def _info(self) -> dict[str, bool | float]:
+        return {"success": self._success, "searches": float(self._searches), **self._count.info}

@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.rollout.actions import without_thoughts
 from sorl_lightning.rollout.environment import Environment, Step
 from sorl_lightning.types import Message, Task
 
 T = TypeVar("T")
 
 TAGGED = re.compile(r"<action>(.*?)</action>", re.DOTALL)
-THOUGHT = re.compile(r"<think>.*?</think>", re.DOTALL)
 # As verl-agent's prompts have it; added to the opening message where ``action_tags`` is set.
 TAG_RULE = (
     "Reason step by step within <think> </think> tags, then write one action within <action> </action> tags, "
@@ -49,7 +49,7 @@ def written_action(text: str, tagged: bool) -> str | None:
     'use lamp 1'
     """
     if tagged:
-        blocks = TAGGED.findall(THOUGHT.sub("", text))
+        blocks = TAGGED.findall(without_thoughts(text))
         return " ".join(blocks[0].split()) if len(blocks) == 1 else None
     lines = text.strip().splitlines() or [""]
     return " ".join(lines[0].split())
