@@ -46,6 +46,7 @@ def test_an_episode_counts_turns_and_the_worlds_own_time() -> None:
     assert (episode.success, episode.turns) == (True, 3)
     assert 0.06 <= episode.step_seconds < 0.15
     assert 0.01 <= episode.reset_seconds < 0.05
+    assert 0 < episode.step_processor_seconds < 0.03  # it sleeps
 
 
 def test_the_turn_limit_ends_it() -> None:

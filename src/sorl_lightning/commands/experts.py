@@ -59,7 +59,7 @@ def experts(
     for name in chosen:
         rows.append(figures_of(name, tasks, split))
         print(f"sorl: {name}: {sentence(rows[-1])}", flush=True)
-    columns = ("WORLD", "config", "tasks", "solved", "turns", "turn limit", "steps/s", "resets/s", "")
+    columns = ("WORLD", "config", "tasks", "solved", "turns", "turn limit", "steps/s", "steps/cpu s", "resets/s", "")
     show(f"experts on the {split} split", columns, map(cells, rows))
     if output is not None:
         machine = {"processor": platform.processor() or platform.machine(), "python": platform.python_version()}
@@ -91,7 +91,7 @@ def itself(environment: Environment) -> Environment:
 
 
 def summed(episodes: Sequence[ExpertEpisode]) -> Row:
-    """Figures of some episodes; times are wall-clock."""
+    """Figures of some episodes; seconds are wall-clock, or this process's on the processor."""
     turns = sum(episode.turns for episode in episodes)
     return {
         "tasks": len(episodes),
@@ -99,6 +99,7 @@ def summed(episodes: Sequence[ExpertEpisode]) -> Row:
         "turns_mean": turns / len(episodes),
         "turns_most": max(episode.turns for episode in episodes),
         "steps_per_second": turns / sum(episode.step_seconds for episode in episodes),
+        "steps_per_processor_second": turns / sum(episode.step_processor_seconds for episode in episodes),
         "resets_per_second": len(episodes) / sum(episode.reset_seconds for episode in episodes),
     }
 
@@ -111,7 +112,7 @@ def sentence(row: Row) -> str:
 def cells(row: Row) -> tuple[str, ...]:
     """A world's line of the table."""
     if "missing" in row:
-        return row["world"], row["config"], "", "", "", str(row["turn_limit"]), "", "", row["missing"]
+        return row["world"], row["config"], "", "", "", str(row["turn_limit"]), "", "", "", row["missing"]
     return (
         row["world"],
         row["config"],
@@ -120,6 +121,7 @@ def cells(row: Row) -> tuple[str, ...]:
         f"{row['turns_mean']:.1f}",
         str(row["turn_limit"]),
         rounded(row["steps_per_second"]),
+        rounded(row["steps_per_processor_second"]),
         rounded(row["resets_per_second"]),
         "",
     )

@@ -20,12 +20,14 @@ class ExpertEpisode:
         turns: actions taken.
         reset_seconds: wall-clock time that the episode took to open.
         step_seconds: of all its steps together; the expert's own thinking is not counted.
+        step_processor_seconds: this process's processor time in them; a JVM or a server is another process.
     """
 
     success: bool
     turns: int
     reset_seconds: float
     step_seconds: float
+    step_processor_seconds: float
 
 
 async def play_expert(environment: Environment, task: Task, max_turns: int) -> ExpertEpisode:
@@ -39,15 +41,17 @@ async def play_expert(environment: Environment, task: Task, max_turns: int) -> E
     expert = expert_of(episode)
     start = time.perf_counter()
     await resolved(episode.reset(task))
-    reset_seconds, step_seconds, turns = time.perf_counter() - start, 0.0, 0
+    reset_seconds, step_seconds, processor_seconds, turns = time.perf_counter() - start, 0.0, 0.0, 0
     while turns < max_turns:
         try:
             action = expert.expert_action()
         except LookupError as error:
             raise RolloutError(f"the expert has no action in task {task.id!r}: {error}") from error
-        start = time.perf_counter()
+        start, start_processor = time.perf_counter(), time.process_time()
         step = Step(*await resolved(episode.step(action)))
-        step_seconds, turns = step_seconds + time.perf_counter() - start, turns + 1
+        step_seconds += time.perf_counter() - start
+        processor_seconds += time.process_time() - start_processor
+        turns += 1
         if step.terminated or step.truncated:
             break
     return ExpertEpisode(
@@ -55,4 +59,5 @@ async def play_expert(environment: Environment, task: Task, max_turns: int) -> E
         turns=turns,
         reset_seconds=reset_seconds,
         step_seconds=step_seconds,
+        step_processor_seconds=processor_seconds,
     )
