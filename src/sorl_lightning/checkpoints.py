@@ -29,7 +29,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         with unfinished(target).open("wb") as file:
-            torch.save(checkpoint, file)
+            try:
+                torch.save(checkpoint, file)
+            except RuntimeError as error:
+                # A stop in the middle of a write leaves an archive that torch fails to close; the stop is what counts.
+                if isinstance(error.__context__, SystemExit):
+                    raise error.__context__ from None
+                raise
             file.flush()
             os.fsync(file.fileno())
         install(unfinished(target), target)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+from pathlib import Path
 
 import lightning as L
 import pytest
@@ -13,6 +15,7 @@ from conftest import agent
 from doubles import Countdown, ScriptedEngine
 from sorl_lightning import cli
 from sorl_lightning.callbacks import GracefulStop, Stopped, stoppable
+from sorl_lightning.checkpoints import AtomicCheckpointIO
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import SmallLlama
 
@@ -110,6 +113,28 @@ def test_a_signal_while_the_run_starts_ends_it_cleanly(trainer, name) -> None:
     assert stop.value.code == 0
     assert engine.requests == []
     assert [signal.getsignal(name) for name in SIGNALS] == before
+
+
+class Interrupted(io.FileIO):
+    """A file whose third write is met by a signal."""
+
+    writes = 0
+
+    def write(self, content):
+        self.writes += 1
+        if self.writes == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(content)
+
+
+def test_a_signal_while_a_checkpoint_is_written_is_a_stop_and_leaves_the_older_one(tmp_path, monkeypatch) -> None:
+    target, written = tmp_path / "last.ckpt", AtomicCheckpointIO()
+    written.save_checkpoint({"weights": torch.zeros(3)}, target)
+    with monkeypatch.context() as patched, stoppable():
+        patched.setattr(Path, "open", lambda path, mode: Interrupted(path, mode))
+        with pytest.raises(Stopped, match="stopped by SIGTERM"):
+            written.save_checkpoint({"weights": torch.ones(300_000)}, target)
+    assert torch.load(target)["weights"].tolist() == [0, 0, 0]
 
 
 def test_the_command_says_what_stopped_it(monkeypatch, capsys) -> None:
