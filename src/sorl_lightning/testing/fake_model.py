@@ -85,7 +85,7 @@ class FakeModel:
 
     def _received(self, info: dict[str, Any]) -> list[tuple[str, Tensor]]:
         tensors = []
-        for name, dtype, shape in zip(info["names"], info["dtypes"], info["shapes"], strict=True):
+        for name, dtype, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
             tensor = torch.empty(shape, dtype=getattr(torch, dtype))
             self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
             tensors.append((name, tensor))

@@ -130,12 +130,12 @@ class GlooUpdate(WeightTransferUpdateInfo):
 
     Attributes:
         names: as in the trainer's state dict.
-        dtypes: names of torch types.
+        dtype_names: of torch types.
         shapes: whole shapes, unsharded.
     """
 
     names: list[str]
-    dtypes: list[str]
+    dtype_names: list[str]
     shapes: list[list[int]]
 
 
@@ -162,7 +162,7 @@ class GlooEngine(BucketEngine):
 
     def tensors(self, update: GlooUpdate) -> Iterator[tuple[str, Tensor]]:
         """Each tensor as it arrives."""
-        for name, dtype, shape in zip(update.names, update.dtypes, update.shapes, strict=True):
+        for name, dtype, shape in zip(update.names, update.dtype_names, update.shapes, strict=True):
             tensor = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")
             self.group.broadcast([tensor], dist.BroadcastOptions()).wait()
             yield name, tensor

@@ -23,6 +23,7 @@ ENVIRONMENT = {
 }  # fmt: skip
 # Threads of several processes on few cores wait for each other; nobind and one thread each are up to ten times faster.
 CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+IPC_ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # the trainer's handles are pickled
 # Compiling takes minutes on a CPU, and the cache of keys and values would take nearly all memory.
 CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 * 2**20), "--max-num-seqs", "128")
 # A prompt cut into chunks makes vLLM 0.32 rewind the request's generator; a CPU's cannot, and the engine would die.
@@ -112,6 +113,7 @@ class Launch:
             **os.environ,
             **ENVIRONMENT,
             **(CPU_ENVIRONMENT if self.cpu else {}),
+            **(IPC_ENVIRONMENT if self.backend == "ipc" else {}),
             "PYTHONPATH": str(self.folder / "path"),
             "TMPDIR": str(self.folder),
             "SORL_END_WITH_STDIN": str(os.getpid()),

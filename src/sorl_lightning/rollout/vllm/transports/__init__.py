@@ -4,6 +4,8 @@ from sorl_lightning.rollout.vllm.transports.adapters import AdapterTransport
 from sorl_lightning.rollout.vllm.transports.buckets import Bucket, BucketTransport, buckets
 from sorl_lightning.rollout.vllm.transports.disk import DiskTransport
 from sorl_lightning.rollout.vllm.transports.gloo import GlooTransport
+from sorl_lightning.rollout.vllm.transports.ipc import IPCTransport
+from sorl_lightning.rollout.vllm.transports.nccl import NCCLTransport
 from sorl_lightning.rollout.vllm.transports.transport import Post, WeightTransport
 
 __all__ = [
@@ -12,6 +14,8 @@ __all__ = [
     "BucketTransport",
     "DiskTransport",
     "GlooTransport",
+    "IPCTransport",
+    "NCCLTransport",
     "Post",
     "WeightTransport",
     "buckets",
