@@ -1,6 +1,8 @@
 # make demo: from nothing to a trained agent and a table. make test: from nothing to passed tests.
 # make vllm: the environment of the vLLM sidecar, which is not the trainer's. make test-vllm: its tests, against real servers.
+# On Linux without a GPU, TORCH="torch --index-url https://download.pytorch.org/whl/cpu" saves a CUDA build of gigabytes.
 PYTHON ?= python3
+TORCH ?= torch
 VENV := .venv
 VLLM := .venv-vllm
 export OMP_WAIT_POLICY := PASSIVE
@@ -34,12 +36,12 @@ lint: $(VENV)/.dev
 
 # A stamp a set of extras: nothing is installed again while pyproject.toml and constraints.txt stay as they are.
 $(VENV)/.demo: EXTRAS := textworld
-$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,report,smollm2,webshop,scienceworld,dev
-$(VENV)/.worlds: EXTRAS := textworld,vllm,search,lora,report,smollm2,webshop,scienceworld,alfworld,hpo,dev
+$(VENV)/.dev: EXTRAS := textworld,vllm,search,lora,report,completion,smollm2,webshop,scienceworld,dev
+$(VENV)/.worlds: EXTRAS := textworld,vllm,search,lora,report,completion,smollm2,webshop,scienceworld,alfworld,hpo,dev
 $(VENV)/.docs: EXTRAS := docs
 $(VENV)/.demo $(VENV)/.dev $(VENV)/.docs $(VENV)/.worlds: pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --constraint constraints.txt torch
+	$(VENV)/bin/pip install --quiet --constraint constraints.txt $(TORCH)
 	$(VENV)/bin/pip install --quiet --constraint constraints.txt --editable '.[$(EXTRAS)]'
 	touch $@
 

@@ -199,7 +199,9 @@ def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> No
         (["--data.group_size", "1"], "data.group_size must be at least 2, got 1"),
         (["--data.max_turns", "0"], "data.max_turns must be at least 1, got 0"),
         (["--data.context_limit", "20"], "leaves no room in context_limit=20"),
-        (["--model.policy", "nowhere/at/all"], "'nowhere/at/all'"),
+        (["--model.policy", "nowhere/at/all"], "model.policy: there is no folder 'nowhere/at/all', and a Hub id is"),
+        (["--model.policy", "runs/coin_student/policy"], "sorl fit --config sorl:coin_student makes it"),
+        (["--model.policy", "small.yaml"], "sorl export CHECKPOINT FOLDER"),
         (["--model.objective.ratio", "word"], "ratio"),
         (["--config", "sorl:nothing"], "no config or switch 'sorl:nothing'"),
     ],
@@ -210,6 +212,34 @@ def test_what_cannot_work_ends_in_one_sentence(
     text = sentence([*small, *extra], capsys)
     assert message in text
     assert "Traceback" not in text
+
+
+def test_where_no_bar_can_move_a_run_says_a_line_a_collection(small: list[str], capsys) -> None:
+    main([*small, "--trainer.enable_progress_bar", "true"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sorl: collection")]
+    assert [line.split(",")[0] for line in lines] == ["sorl: collection 1 of 2", "sorl: collection 2 of 2"]
+    assert all("rollout/success 0." in line and line.endswith(" s") for line in lines)
+    main(small)
+    assert "sorl: collection" not in capsys.readouterr().out
+
+
+def test_a_setting_is_refused_before_the_warm_start_is_trained(small: list[str], capsys) -> None:
+    Path("start.yaml").write_text("warm_start: {config: small.yaml, folder: made/policy}")
+    extra = ["--config", "start.yaml", "--model.policy", "sorl_lightning.models.Pretrained"]
+    refused = [*small, *extra, "--model.policy.path", "made/policy", "--data.group_size", "0"]
+    assert "data.group_size" in sentence(refused, capsys)
+    assert "is not there yet" not in capsys.readouterr().out
+    assert not Path("made").exists()
+
+
+def test_the_warm_start_is_trained_once_and_then_found(small: list[str], capfd) -> None:
+    config = yaml.safe_load(Path("small.yaml").read_text())
+    Path("first.yaml").write_text(yaml.safe_dump({**config, "hf_export": {"folder": "made/policy"}}))
+    Path("start.yaml").write_text("warm_start: {config: first.yaml, folder: made/policy}")
+    extra = ["--config", "start.yaml", "--model.policy", "sorl_lightning.models.Pretrained"]
+    for told in (True, False):
+        main([*small, *extra, "--model.policy.path", "made/policy"])
+        assert ("made/policy is not there yet: training it" in capfd.readouterr().out) == told
 
 
 def test_debug_shows_where_an_error_came_from(small: list[str]) -> None:

@@ -28,7 +28,6 @@ def parse(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """Parse and instantiate, without running."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LightningCLI, "_run_subcommand", lambda self, subcommand: None)
-    monkeypatch.setattr(cli, "prepare", lambda *_: None)
     return lambda *paths: cli.run(["fit", *(part for path in paths for part in ("--config", str(path)))])
 
 

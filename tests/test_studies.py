@@ -142,7 +142,6 @@ def test_every_cell_is_a_command_that_parses(monkeypatch: pytest.MonkeyPatch, tm
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(LightningCLI, "_run_subcommand", lambda self, subcommand: None)
-    monkeypatch.setattr(cli, "prepare", lambda *_: None)
     setting = Setting(learning_rate=3e-3, clip_range=0.3)
     for regime, cell in [*product([COIN], CELLS), (SIMONSAYS, GRPO)]:
         made = cli.run(Run(cell=cell, regime=regime, setting=setting, seed=1).command(tmp_path))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,32 +25,23 @@ from sorl_lightning.callbacks import (
     CollectionAxis,
     GracefulStop,
     HFExport,
+    ProgressLines,
     ScalarLayout,
     Stopped,
     TrajectoryLog,
     stoppable,
 )
 from sorl_lightning.checkpoints import is_there
+from sorl_lightning.commands.next_steps import check_command, next_step, shortened
 from sorl_lightning.commands.pages import asks_for_page, front_page, subcommand_page
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingError
 from sorl_lightning.linked_settings import check_links, link
+from sorl_lightning.models import check_place
 from sorl_lightning.module import AgentModule
-from sorl_lightning.shipped import shipped_file
+from sorl_lightning.shipped import shipped, shipped_file
 from sorl_lightning.trainer_settings import atomic_checkpoints, check_monitor, check_trainer, chosen_strategy
-
-
-@dataclass(kw_only=True)
-class WarmStart:
-    """A model that another config trains first.
-
-    Args:
-        config: config of the run that leaves ``folder`` behind.
-        folder: Hugging Face folder; the run is skipped where it exists.
-    """
-
-    config: str
-    folder: str
+from sorl_lightning.warm_start import TrainedFirst, WarmStart
 
 
 class AgentCLI(LightningCLI):
@@ -90,12 +80,18 @@ class AgentCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         config = self.config_init[self.subcommand]["trainer"]
         try:
-            return super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
+            trainer = super().instantiate_trainer(**kwargs, **chosen_strategy(config), **atomic_checkpoints(config))
         except REFUSALS as error:
             place = ", ".join(
                 f"{name}={config[name]!r}" for name in ("accelerator", "devices", "strategy", "precision")
             )
             raise ConfigurationError(f"trainer ({place}): {one_sentence(error)}") from error
+        if not sys.stdout.isatty() and config["enable_progress_bar"] is not False:
+            trainer.callbacks.append(ProgressLines())  # type: ignore[attr-defined]
+        warm_start = self.config_init[self.subcommand].get("warm_start")
+        if warm_start is not None:
+            trainer.callbacks.insert(0, TrainedFirst(warm_start))  # type: ignore[attr-defined]
+        return trainer
 
     @override
     def instantiate_classes(self) -> None:
@@ -118,9 +114,13 @@ class AgentCLI(LightningCLI):
         check_checkpoint(config.get("ckpt_path"))
         for name in ("checkpoint", "best_checkpoint"):
             check_monitor(f"{name}.monitor", config[name].monitor)
-        warm_start = self.config[self.subcommand].get("warm_start")
-        if warm_start is not None and not Path(warm_start.folder).exists():
-            prepare(warm_start.config, warm_start.folder)
+
+    def before_fit(self) -> None:
+        """What is checked when a run begins, not when a config is only built."""
+        config = self.config[self.subcommand]
+        check_policy(config.model.policy, config.get("warm_start"))
+
+    before_validate = before_test = before_fit
 
 
 # What libraries raise at a setting that they refuse, before anything runs.
@@ -132,6 +132,22 @@ def one_sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def check_policy(policy: Any, warm_start: Any) -> None:
+    """Refuse a policy's folder that is not there and that no warm start will make.
+
+    Raises:
+        ConfigurationError: it is neither a folder nor can be a Hub id.
+    """
+    path = policy if isinstance(policy, str) else getattr(policy.get("init_args"), "path", None)
+    if path is not None and not (warm_start is not None and path == warm_start.folder):
+        try:
+            check_place(path)
+        except ConfigurationError as error:
+            makers = [f"sorl:{n}" for n, file in shipped("configs").items() if f"folder: {path}" in file.read_text()]
+            hint = f"; sorl fit --config {makers[0]} makes it" if makers else ""
+            raise ConfigurationError(f"model.policy: {error}{hint}") from error
+
+
 def check_checkpoint(path: str | None) -> None:
     """Refuse a checkpoint that is not there.
 
@@ -140,18 +156,6 @@ def check_checkpoint(path: str | None) -> None:
     """
     if path is not None and path not in ("best", "last", "hpc") and not is_there(Path(path)):
         raise ConfigurationError(f"ckpt_path {path!r} is neither a file nor a folder")
-
-
-def prepare(config: str, folder: str) -> None:
-    """Run ``config`` in a process of its own, so that this run starts from a clean slate.
-
-    Raises:
-        ConfigurationError: the run failed, or left no ``folder``.
-    """
-    print(f"sorl: {folder} is not there yet: training it with --config {config}", flush=True)
-    code = subprocess.run([sys.executable, "-m", "sorl_lightning", "fit", "--config", config], check=False).returncode
-    if code or not Path(folder).exists():
-        raise ConfigurationError(f"warm_start.config {config!r} ended with code {code} and left no {folder!r}")
 
 
 # Advice of libraries that does not apply here, or that their own code gives to itself.
@@ -170,7 +174,7 @@ TRAINER_DEFAULTS = {
 }
 
 
-def run(arguments: Sequence[str]) -> AgentCLI:
+def run(arguments: Sequence[str], command: type[AgentCLI] = AgentCLI) -> AgentCLI:
     """Parse ``arguments`` and run the subcommand that they name."""
     os.environ.setdefault("JSONARGPARSE_DEPRECATION_WARNINGS", "off")  # of LightningCLI's own calls
     for advice in ADVICE:
@@ -179,7 +183,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
         lambda record: "Tip:" not in record.getMessage()
     )
     transformers.utils.logging.disable_progress_bar()
-    return AgentCLI(
+    return command(
         AgentModule,
         RolloutDataModule,
         args=[shipped_file(argument) for argument in arguments],
@@ -194,6 +198,7 @@ def run(arguments: Sequence[str]) -> AgentCLI:
 # Commands beside LightningCLI's: modules, each with a function, or functions by name, under its own name.
 COMMANDS = (
     "callbacks",
+    "completion",
     "configs",
     "data",
     "demo",
@@ -217,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> Any:
         with stoppable():
             if not arguments or arguments[0] in ("-h", "--help"):
                 front_page(COMMANDS)
+            elif arguments[0] == "--version":
+                print(f"sorl {metadata.version('sorl-lightning')}")
             elif asks_for_page(arguments):
                 subcommand_page(arguments[0], (*arguments, None)[2], run)
             elif arguments[0] in COMMANDS:
@@ -227,6 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
                 settings: dict[str, Any] = {"prog": prog, "allow_abbrev": False, "exit_on_error": False}
                 auto_cli(getattr(module, arguments[0]), args=words, **settings)
             else:
+                check_command(arguments[0], COMMANDS)
                 run(arguments)
     except Stopped as stop:
         print(f"sorl: {stop}", flush=True)
@@ -234,4 +242,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     except (ConfigurationError, RolloutError, TrainingError, ArgumentError, MisconfigurationException) as error:
         if debug:
             raise
-        sys.exit(f"sorl: {one_sentence(error)}")
+        words = one_sentence(error)
+        if isinstance(error, ArgumentError):
+            words = f"{shortened(words)}; {next_step(words, arguments, run)}"
+        sys.exit(f"sorl: {words}")

@@ -139,16 +139,35 @@ def recompute_activations(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
+def check_place(path: str) -> None:
+    """Refuse what is neither a folder that exists nor can be a Hub id, without asking the Hub.
+
+    Raises:
+        ConfigurationError: it is a file, or looks like a folder that is not there.
+    """
+    place = Path(path)
+    if place.is_file():
+        raise ConfigurationError(
+            f"{path!r} is a file, and a model is a folder or a Hub id: sorl export CHECKPOINT FOLDER makes a folder of "
+            "a checkpoint"
+        )
+    hub_id = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
+    if not hub_id and not place.is_dir():
+        raise ConfigurationError(f"there is no folder {path!r}, and a Hub id is NAME or OWNER/NAME")
+
+
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a folder or Hub id; "sorl:NAME" is one that ships with the package.
 
     Raises:
         ConfigurationError: there is none.
     """
+    check_place(path)
     try:
         return AutoTokenizer.from_pretrained(asset_folder(path))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{path!r} holds no tokenizer: {str(error).splitlines()[0]}") from error
+        hint = "" if Path(path).is_dir() else f" (and there is no folder {path!r} here)"
+        raise ConfigurationError(f"{path!r} holds no tokenizer: {str(error).splitlines()[0]}{hint}") from error
 
 
 def logit_scale(model: PreTrainedModel) -> float:

@@ -14,7 +14,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from sorl_lightning.cli import prepare
+from sorl_lightning.warm_start import prepare
 from studies.stability.cells import CELLS, SCOUTED
 from studies.stability.page import write_page
 from studies.stability.regimes import REGIMES

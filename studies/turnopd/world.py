@@ -9,13 +9,13 @@ from typing import Any
 
 import lightning as L
 
-from sorl_lightning.cli import prepare
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.module import AgentModule
 from sorl_lightning.objectives import Imitation
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environments import TextWorldExpress
 from sorl_lightning.types import Message, Task
+from sorl_lightning.warm_start import prepare
 
 # Made by the config of the teacher, which starts from the student, where it is missing.
 MODELS = {"teacher": Path("runs/coin_teacher/policy"), "student": Path("runs/coin_student/policy")}

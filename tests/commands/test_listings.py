@@ -23,7 +23,7 @@ def test_every_environment_is_listed_with_its_extra_and_configs(capsys) -> None:
         "RecordedChats", "Mixture", "GymnasiumText", "GymnasiumActions",
     }  # fmt: skip
     assert "textworld" in lines["TextWorldExpress"].split()[1]
-    assert "sorl:quickstart" in lines["TextWorldExpress"]
+    assert "quickstart, quickstart_imitation" in lines["TextWorldExpress"]
     assert "Questions of one's own, answered with the help of tools." in lines["ToolUse"]
 
 
@@ -34,6 +34,15 @@ def test_every_shipped_file_is_listed_with_a_line(kind, capsys) -> None:
     names = [line.split()[0] for line in lines]
     assert names == sorted(shipped(kind))
     assert all(len(line.split()) > 3 for line in lines)
+
+
+@pytest.mark.parametrize("kind", ["envs", "configs", "callbacks"])
+def test_names_are_whole_on_a_terminal_of_80_columns(kind, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    main([kind])
+    words = capsys.readouterr().out.replace(",", "").split()
+    assert set(shipped("configs" if kind == "envs" else kind)) & {"quickstart_imitation", "popd"} <= set(words)
+    assert kind != "callbacks" or set(shipped(kind)) <= set(words)
 
 
 def test_the_doctor_sees_versions_extras_and_a_run_that_works(capsys) -> None:

@@ -9,6 +9,7 @@ from sorl_lightning.callbacks.depth_schedules import POPD, TCODF2B, TOPD, FixedD
 from sorl_lightning.callbacks.graceful_stop import GracefulStop, Stopped, stoppable
 from sorl_lightning.callbacks.hf_export import HFExport
 from sorl_lightning.callbacks.kl_schedule_transition import KLScheduleTransition
+from sorl_lightning.callbacks.progress_lines import ProgressLines
 from sorl_lightning.callbacks.rollout_depth_controller import RolloutDepthController
 from sorl_lightning.callbacks.scalar_layout import ScalarLayout
 from sorl_lightning.callbacks.trajectory_log import TrajectoryLog
@@ -33,6 +34,7 @@ __all__ = [
     "PruneOPD",
     "RolloutDepthController",
     "SAGEOPD",
+    "ProgressLines",
     "ScalarLayout",
     "Stopped",
     "TCODB2F",

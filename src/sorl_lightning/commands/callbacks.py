@@ -12,10 +12,10 @@ CALLBACK = re.compile(r"class_path: sorl_lightning\.callbacks\.(\w+)")
 
 
 def callbacks() -> None:
-    """List the switches, each a component that a run is ablated by, and the callback behind it."""
+    """List the switches, each a component that a run is ablated by: a callback of the same name."""
     rows = []
     for name, path in shipped("callbacks").items():
         found = CALLBACK.search(path.read_text())
         assert found is not None, path
-        rows.append((name, found[1], summary(getattr(package, found[1]))))
-    show("sorl fit --config CONFIG --config sorl:NAME", ("NAME", "callback", ""), rows)
+        rows.append((name, summary(getattr(package, found[1]))))
+    show("sorl fit --config CONFIG --config sorl:NAME", ("NAME", ""), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -17,6 +18,13 @@ from sorl_lightning.cli import run
 QUIET = [f"--trainer.{option}=false" for option in ("logger", "enable_progress_bar", "enable_model_summary")]
 WARM_START = "runs/quickstart_imitation/policy"
 CURVES = ("rollout/success", "val/success", "rollout/turns", "train/clip_fraction", "normalization/factor")
+# What to do with the run, as a reader of the README does; {root} is its folder.
+NEXT = {
+    "curves": "tensorboard --logdir {root}",
+    "one file": "pip install 'sorl-lightning[report]' && sorl report {root}",
+    "the model": "sorl export {root}/lightning_logs/version_0/checkpoints/last.ckpt trained",
+    "let it play": "sorl rollout trained --environment TextWorldExpress --environment.game simonsays",
+}
 ENGINES = "sorl_lightning.rollout.engines"
 
 
@@ -51,6 +59,7 @@ def demo(
     ]
     changes = {"--model.optimizer.lr": learning_rate, "--trainer.max_epochs": collections}
     extra = [f"{option}={value}" for option, value in changes.items() if value is not None]
+    print("sorl: SO-GRPO from the warm start", flush=True)
     start = time.perf_counter()
     root = str(place / "so_grpo")
     trained = run([
@@ -76,7 +85,12 @@ def demo(
 
 def measure(name: str, arguments: list[str]) -> Row:
     """Success of a policy on the quickstart's test split."""
-    cli = run(["test", "--config", "sorl:quickstart", *QUIET, "--verbose", "false", *arguments])
+    print(f"sorl: measuring on held-out tasks: {name}", flush=True)
+    logging.disable(logging.INFO)  # what Lightning says of seeds and devices, five times
+    try:
+        cli = run(["test", "--config", "sorl:quickstart", *QUIET, "--verbose", "false", *arguments])
+    finally:
+        logging.disable(logging.NOTSET)
     figures = {key.removeprefix("test/"): float(value) for key, value in cli.trainer.callback_metrics.items()}
     return Row(
         policy=name,
@@ -98,6 +112,7 @@ def imitate(place: Path, seconds: float) -> Path:
     """Continue the warm start's imitation for ``seconds``; its last checkpoint."""
     limit = str(timedelta(seconds=int(seconds))).rjust(8, "0")
     folder = place / "imitation"
+    print(f"sorl: imitation from the warm start, for as long: {seconds / 60:.1f} minutes", flush=True)
     run([
         "fit", "--config", "sorl:quickstart_imitation", *QUIET, "--trainer.limit_val_batches", "0",
         "--model.policy", "sorl_lightning.models.Pretrained", "--model.policy.path", WARM_START,
@@ -118,4 +133,6 @@ def show(rows: list[Row], seconds: float, root: str) -> None:
         table.add_row(row.policy, *figures)
     console = Console()
     console.print(table)
-    console.print(f"Training took {seconds / 60:.1f} minutes. Watch it: tensorboard --logdir {root}")
+    console.print(f"Training took {seconds / 60:.1f} minutes.")
+    for what, command in NEXT.items():
+        console.print(f"  {what:<12}{command.format(root=root)}", soft_wrap=True, markup=False, highlight=False)

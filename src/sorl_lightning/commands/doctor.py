@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ import lightning as L
 import torch
 from packaging.requirements import Requirement
 
+from sorl_lightning.cli import ADVICE
 from sorl_lightning.commands.listing import show
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError
@@ -117,6 +119,8 @@ def smoke_run() -> str:
     """
     start = time.perf_counter()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for advice in ADVICE:
+        warnings.filterwarnings("ignore", advice)
     rows = [{"prompt": f"say {word}", "answer": word} for word in ("yes", "no", "take", "open")]
     module = AgentModule(
         SmallLlama(tokenizer="sorl:textworld", hidden_size=32, num_hidden_layers=1, context_length=64),

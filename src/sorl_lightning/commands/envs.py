@@ -21,5 +21,5 @@ def envs() -> None:
         if isinstance(world, type) and issubclass(world, Environment):
             extra = EXTRA.search(world.__doc__ or "")
             users = [config for config, text in configs.items() if re.search(rf"\.{name}\b", text)]
-            rows.append((name, extra[1] if extra else "", summary(world), " ".join(f"sorl:{user}" for user in users)))
-    show(f"--data.environment {worlds.__name__}.NAME", ("NAME", "extra", "", "configs"), rows)
+            rows.append((name, extra[1] if extra else "", summary(world), ", ".join(users)))
+    show(f"--data.environment {worlds.__name__}.NAME", ("NAME", "extra", "", "configs (sorl:...)"), rows)

@@ -52,7 +52,9 @@ def read(path: Path) -> dict[str, Any]:
     try:
         saved: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=False, mmap=True)
     except Exception as error:  # whatever unpickling foreign bytes may raise
-        raise ConfigurationError(f"checkpoint {str(path)!r} cannot be read: {error}") from error
+        raise ConfigurationError(
+            f"checkpoint {str(path)!r} cannot be read, name one that a run saved, as RUN/checkpoints/last.ckpt: {error}"
+        ) from error
     if not isinstance(saved, dict) or not {"state_dict", "policy_version"} <= saved.keys():
         raise ConfigurationError(f"checkpoint {str(path)!r} is not of a run of sorl")
     return saved

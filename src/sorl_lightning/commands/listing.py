@@ -10,10 +10,10 @@ from rich.table import Table
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print a table; the last column takes what room there is."""
+    """Print a table. Its first column is whole, to be copied, however narrow the terminal; others break at words."""
     table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name, overflow="fold")
+    for index, name in enumerate(columns):
+        table.add_column(name, overflow="fold", no_wrap=index == 0)
     for row in rows:
         table.add_row(*row)
     Console(markup=False).print(table)  # square brackets are those of extras

@@ -87,7 +87,9 @@ def read_run(folder: Path, label: str) -> Run:
     """
     figures = read_figures(folder)
     if not figures:
-        raise ConfigurationError(f"runs: the event files of {str(folder)!r} hold no figure yet")
+        raise ConfigurationError(
+            f"runs: the event files of {str(folder)!r} hold no figure yet: no collection is over; name another run"
+        )
     path = folder / "config.yaml"
     try:
         config = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
