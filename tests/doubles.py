@@ -106,3 +106,8 @@ def random_words(request: GenerationRequest) -> tuple[list[int], list[float]]:
     generator = random.Random(request.seed)
     words = [generator.randrange(300, 1000) for _ in range(generator.randint(1, 3))]
     return [*words, request.stop_token_ids[0]], [-generator.uniform(5.0, 9.0) for _ in range(len(words) + 1)]
+
+
+def odd_first_token(trajectory: Trajectory) -> float:
+    """A reward that any policy gets about half of the time."""
+    return float(trajectory.turns[0].completion.token_ids[0] % 2)

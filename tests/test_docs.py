@@ -60,7 +60,9 @@ def commands(page: Path) -> Iterator[list[str]]:
     """Arguments of each ``sorl`` command, without the name and environment variables before it."""
     for block in blocks(page, "bash", "sh", "console"):
         for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line, comments=True)
+            words = shlex.split(line.replace("-m sorl_lightning ", "sorl "), comments=True)
+            if words[:1] == ["torchrun"]:
+                words = words[words.index("sorl") :]
             names = [n for n, word in enumerate(words) if word.rsplit("/")[-1] == "sorl"]
             if names and all("=" in word or word == "$" for word in words[: names[0]]):
                 yield words[names[0] + 1 :]
@@ -98,12 +100,31 @@ def test_a_page_does_what_it_says(page: Path, tmp_path: Path, monkeypatch: pytes
 
 def check_command(arguments: list[str]) -> None:
     """Parse a command up to where it would build the trainer."""
-    if arguments[0] in cli.COMMANDS:
-        importlib.import_module(f"sorl_lightning.commands.{arguments[0]}")
-        return
+    inner = 2 if arguments[0] == "data" else 1 if arguments[0] in cli.COMMANDS else len(arguments)
+    asked = [] if "--help" in arguments else ["--print_config"]
     with pytest.raises(SystemExit) as stop:
-        cli.main([*arguments, *([] if "--help" in arguments else ["--print_config"])])
+        cli.main([*arguments[:inner], *asked, *arguments[inner:]])
     assert stop.value.code in (0, None), f"sorl {shlex.join(arguments)}: {stop.value.code}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=label)
+def test_commands_beside_sorl_name_what_there_is(page: Path) -> None:
+    """Targets of the Makefile, extras of the package, scripts of the repository; nothing else is asked of a reader."""
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    extras = re.findall(r"^(\w+) = \[", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    for block in blocks(page, "bash", "sh", "console"):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = [word for word in shlex.split(line, comments=True) if not re.match(r"[A-Z_]+=", word)]
+            program = words[0].rsplit("/")[-1] if words else "sorl"
+            if program == "make":
+                assert words[1] in targets, line
+            elif program == "pip":
+                found = re.findall(r"sorl-lightning\[([\w,]+)\]", line)
+                assert set(",".join(found).split(",")) - {""} <= set(extras), line
+            elif program == "python":
+                assert (ROOT / words[1]).exists(), line
+            else:
+                assert program in ("sorl", "torchrun", "tensorboard"), line
 
 
 @pytest.mark.parametrize("page", PAGES, ids=label)
