@@ -15,7 +15,7 @@ import yaml
 import sorl_lightning
 from sorl_lightning.cli import main
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.shipped import shipped_file
+from sorl_lightning.shipped import shipped_files
 
 ROOT = Path(__file__).parents[1]
 SWITCH = str(ROOT / "callbacks/clipping_triggered_normalization.yaml")
@@ -248,9 +248,14 @@ def test_debug_shows_where_an_error_came_from(small: list[str]) -> None:
 
 
 def test_what_ships_is_found_by_name() -> None:
-    assert shipped_file("sorl:quickstart").endswith("configs/quickstart.yaml")
-    assert shipped_file("--config=sorl:clipping_triggered_normalization").startswith("--config=/")
-    assert shipped_file("plain.yaml") == "plain.yaml"
+    first, quickstart, switch = shipped_files(
+        ["--config", "sorl:quickstart", "--config=sorl:clipping_triggered_normalization"]
+    )
+    assert first == "--config"
+    assert quickstart.endswith("configs/quickstart.yaml")
+    assert switch.startswith("--config=/")
+    elsewhere = ["--config", "plain.yaml", "--model.policy.tokenizer", "sorl:textworld", "sorl:quickstart"]
+    assert shipped_files(elsewhere) == elsewhere
 
 
 def test_the_module_is_the_command() -> None:

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.gpu
 def logprobs_of(dtype: torch.dtype, attention: str = "sdpa") -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of a row on the device, by chunks and from whole logits."""
     from conftest import TINY
-    from sorl_lightning.models import PolicyNetwork
+    from sorl_lightning.networks import PolicyNetwork
 
     model, _ = TINY.load()
     model.set_attn_implementation(attention)

@@ -14,7 +14,8 @@ from sorl_lightning.callbacks import ClippingTriggeredNormalization, HFExport
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.lora import LoRA
-from sorl_lightning.models import PolicyNetwork, Pretrained
+from sorl_lightning.models import Pretrained
+from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey
 from sorl_lightning.rollout.engines import LocalEngine

@@ -18,14 +18,8 @@ from transformers import (
 
 from conftest import TINY
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.models import (
-    PolicyNetwork,
-    Pretrained,
-    SmallLlama,
-    check_head,
-    frozen,
-    load_tokenizer,
-)
+from sorl_lightning.models import Pretrained, SmallLlama, check_head, load_tokenizer
+from sorl_lightning.networks import PolicyNetwork, frozen
 from sorl_lightning.sharding import full_weights
 
 SIZES = {

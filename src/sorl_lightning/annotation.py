@@ -11,7 +11,7 @@ from torch import Tensor
 from sorl_lightning.control import TurnWeighting
 from sorl_lightning.critic import Critic, ValueHead, ValueNetwork
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.models import PolicyNetwork
+from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
 from sorl_lightning.sharding import is_sharded
 from sorl_lightning.student_teacher import parts, recorded, token_signals
@@ -108,7 +108,7 @@ def values_after(
 ) -> Tensor:
     """The critic's value of the state after each token, [B, T]."""
     if isinstance(network, ValueNetwork):
-        own: Tensor = network(batch.input_ids, batch.position_ids)
+        own: Tensor = network(batch.input_ids, batch.position_ids, batch.generated)
         return own
     inputs = (batch.input_ids, batch.position_ids, batch.generated, temperature)
     shared: Tensor = policy(*inputs, value_head=network)[2]

@@ -39,7 +39,7 @@ from sorl_lightning.errors import ConfigurationError, RolloutError, TrainingErro
 from sorl_lightning.linked_settings import check_links, link
 from sorl_lightning.models import check_place
 from sorl_lightning.module import AgentModule
-from sorl_lightning.shipped import shipped, shipped_file
+from sorl_lightning.shipped import shipped, shipped_files
 from sorl_lightning.trainer_settings import atomic_checkpoints, check_monitor, check_trainer, chosen_strategy
 from sorl_lightning.warm_start import TrainedFirst, WarmStart
 
@@ -186,7 +186,7 @@ def run(arguments: Sequence[str], command: type[AgentCLI] = AgentCLI) -> AgentCL
     return command(
         AgentModule,
         RolloutDataModule,
-        args=[shipped_file(argument) for argument in arguments],
+        args=shipped_files(arguments),
         trainer_defaults=TRAINER_DEFAULTS,
         save_config_kwargs={"overwrite": True},
         seed_everything_default=0,

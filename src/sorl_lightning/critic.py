@@ -15,7 +15,9 @@ from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.advantages import gae, whiten
 from sorl_lightning.functional.losses import clipped_value_loss, weighted_sum
 from sorl_lightning.functional.turns import fill
-from sorl_lightning.models import ModelSource, without_dropout
+from sorl_lightning.models import ModelSource
+from sorl_lightning.networks import without_dropout
+from sorl_lightning.padding_free import make_padding_free, token_states
 from sorl_lightning.types import RolloutBatch
 
 
@@ -166,7 +168,7 @@ class ValueHead(nn.Module):
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, hidden: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+    def forward(self, hidden: Float[Tensor, "N D"]) -> Float[Tensor, "N"]:
         """Value of the state after each token."""
         return self.linear(hidden).squeeze(-1)
 
@@ -180,13 +182,15 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
-        self.backbone = without_dropout(model).base_model
+        self.backbone = make_padding_free(without_dropout(model)).base_model
         self.head = ValueHead(model)
 
-    def forward(self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T"]:
-        """Value of the state after each token."""
-        hidden = self.backbone(input_ids=input_ids, position_ids=position_ids, use_cache=False).last_hidden_state
-        return self.head(hidden)
+    def forward(
+        self, input_ids: Int[Tensor, "B T"], position_ids: Int[Tensor, "B T"], generated: Bool[Tensor, "B T"]
+    ) -> Float[Tensor, "B T"]:
+        """Value of the state after each token, up to a row's last generated one."""
+        states = token_states(self.backbone, input_ids, position_ids, generated)
+        return states.spread(self.head(states.hidden))
 
 
 def explained_variance(rows: RolloutBatch) -> float:

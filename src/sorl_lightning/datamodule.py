@@ -21,6 +21,7 @@ from sorl_lightning import ranks
 from sorl_lightning.control import HasTeacher, Learner, RolloutBudget, TurnAuthor, owner_of
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.objectives import PolicyGradient
+from sorl_lightning.padding_free import is_padding_free
 from sorl_lightning.rollout.background import Background, refuse_leftovers
 from sorl_lightning.rollout.chat import Chat, ChatFormat
 from sorl_lightning.rollout.collector import Collection, Collector, Guests, Reward, Sampling
@@ -76,8 +77,8 @@ class RolloutDataModule(L.LightningDataModule):
         mini_batches: optimiser steps a pass; each takes an equal share of the trajectories.
         passes: passes over a collection. ``mini_batches * passes`` optimiser steps a collection is the off-policyness.
         micro_batches: forward and backward passes an optimiser step; equals the trainer's accumulate_grad_batches.
-        token_budget: most padded tokens of a micro-batch, at least the context limit: a row may be that long; None sets
-            no bound.
+        token_budget: most tokens of a micro-batch, at least the context limit: a row may be that long; padding counts
+            where the model computes it. None sets no bound.
         aggregation: what counts equally in the loss: trajectories, tokens, or turns; "fixed" divides the sum over
             tokens by trajectories x max_turns x max_tokens, whatever was generated (Dr.GRPO).
         max_staleness: most collections between the weights that sampled a token and those that train on it. At 0 a
@@ -286,6 +287,7 @@ class RolloutDataModule(L.LightningDataModule):
             max_turns=self.max_turns,
             max_tokens=self.max_tokens,
             seed=self.seed,
+            padded=not is_padding_free(self._learner().policy_model),
         )
         return RolloutStream(self.collect_rows, plan)
 

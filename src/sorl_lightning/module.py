@@ -26,7 +26,8 @@ from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.figures import add_micro_batch, collection_figures, evaluation_figures, update_figures
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.held_out import held_out_figures
-from sorl_lightning.models import ModelSource, PolicyNetwork, frozen, source_of
+from sorl_lightning.models import ModelSource, source_of
+from sorl_lightning.networks import PolicyNetwork, frozen
 from sorl_lightning.objectives import Objective
 from sorl_lightning.rollout.collector import Collection
 from sorl_lightning.sharding import ShardingPlan, gradient_norm

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from sorl_lightning.errors import ConfigurationError
 
 PREFIX = "sorl:"
 FOLDERS = ("configs", "callbacks")
+CONFIG = ("--config", "-c")
 
 
 def root() -> Path:
@@ -23,18 +25,27 @@ def shipped(folder: str) -> dict[str, Path]:
     return {str(path.relative_to(place).with_suffix("")): path for path in sorted(place.rglob("*.yaml"))}
 
 
-def shipped_file(argument: str) -> str:
-    """The path of "sorl:NAME", a config or switch that ships with the package; other arguments as they are.
+def shipped_files(arguments: Sequence[str]) -> list[str]:
+    """Command-line arguments in which every config "sorl:NAME" has become the path of the file that ships.
+
+    Values of other options are left alone: a tokenizer may have such a name too.
 
     Raises:
         ConfigurationError: there is no such file.
     """
-    option, prefix, name = argument.rpartition(PREFIX)
-    if not prefix or option not in ("", "--config=", "-c="):
-        return argument
+    found, option = [], ""
+    for argument in arguments:
+        before, prefix, name = argument.rpartition(PREFIX)
+        is_config = before in ("--config=", "-c=") or (not before and option in CONFIG)
+        found.append(before + _path(name) if prefix and is_config else argument)
+        option = argument
+    return found
+
+
+def _path(name: str) -> str:
     for folder in FOLDERS:
         if name in (files := shipped(folder)):
-            return option + str(files[name])
+            return str(files[name])
     raise ConfigurationError(
-        f"no config or switch {argument!r} ships with the package; sorl configs and sorl callbacks list them"
+        f"no config or switch 'sorl:{name}' ships with the package; sorl configs and sorl callbacks list them"
     )

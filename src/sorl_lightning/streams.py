@@ -46,7 +46,8 @@ class Sealed:
 class UpdatePlan:
     """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule.
 
-    Every rank cuts its own rows, into as many micro-batches as the others.
+    Every rank cuts its own rows, into as many micro-batches as the others. ``padded`` says that the policy computes
+    padding, so that it counts for ``token_budget``.
     """
 
     mini_batches: int
@@ -57,6 +58,7 @@ class UpdatePlan:
     max_turns: int
     max_tokens: int
     seed: int
+    padded: bool = False
 
     def __len__(self) -> int:
         """Micro-batches of a collection."""
@@ -86,7 +88,7 @@ class UpdatePlan:
                 yield torch.isin(trajectory, chosen).nonzero()[:, 0]
 
     def _split(self, row_lengths: Tensor) -> list[Tensor]:
-        return balance(row_lengths, self.micro_batches, self.token_budget)
+        return balance(row_lengths, self.micro_batches, self.token_budget, self.padded)
 
     def _counts(self, rows: RolloutBatch, updates: Sequence[Tensor]) -> list[TurnStatistics]:
         """Counts of each update over all ranks: what makes a weight of a rank's share one of the whole."""

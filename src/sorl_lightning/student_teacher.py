@@ -15,7 +15,7 @@ from sorl_lightning.functional.divergences import topk_entropy
 from sorl_lightning.functional.logprobs import token_logprobs
 from sorl_lightning.functional.turn_factors import top_overlap
 from sorl_lightning.functional.turns import fill
-from sorl_lightning.models import PolicyNetwork, Readout, predicted
+from sorl_lightning.networks import PolicyNetwork, Readout, predicted
 from sorl_lightning.objectives import Objective, TeacherObjective
 from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.teachers import FullTeacher, Teacher

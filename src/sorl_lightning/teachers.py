@@ -15,7 +15,8 @@ from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.chunked_topk import chunked_topk
 from sorl_lightning.interfaces import Interface
-from sorl_lightning.models import ModelSource, PolicyNetwork, Pretrained, Readout, predicted
+from sorl_lightning.models import ModelSource, Pretrained
+from sorl_lightning.networks import PolicyNetwork, Readout, predicted
 from sorl_lightning.sharding import is_sharded, shard_layers
 from sorl_lightning.types import RolloutBatch, TeacherScores
 

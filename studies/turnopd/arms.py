@@ -21,8 +21,8 @@ from sorl_lightning.callbacks.turn_diagnosis import by_turn
 from sorl_lightning.cli import ADVICE
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.functional.depth import is_probe
-from sorl_lightning.models import Readout
 from sorl_lightning.module import AgentModule
+from sorl_lightning.networks import Readout
 from sorl_lightning.objectives import Distillation
 from sorl_lightning.objectives.distillation import Divergence
 from sorl_lightning.teachers import LocalTeacher

@@ -17,8 +17,8 @@ from sorl_lightning.callbacks import TrajectoryLog
 from sorl_lightning.callbacks.token_records import pieces, turn_record
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.functional.advantages import group_advantages
-from sorl_lightning.models import PolicyNetwork
 from sorl_lightning.module import AgentModule
+from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.objectives import Distillation, PolicyGradient
 from sorl_lightning.teachers import LocalTeacher
 from sorl_lightning.trajectory_files import TrajectoryFiles

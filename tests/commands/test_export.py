@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import TINY
 from sorl_lightning.cli import main
-from sorl_lightning.models import PolicyNetwork, Pretrained
+from sorl_lightning.models import Pretrained
+from sorl_lightning.networks import PolicyNetwork
 
 IDS = torch.arange(300, 340)[None]
 PLAIN = {

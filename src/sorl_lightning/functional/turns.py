@@ -62,6 +62,12 @@ def fill(generated: Bool[Tensor, "B T"], values: Float[Tensor, "G"], elsewhere: 
     return values.new_full(generated.shape, elsewhere).masked_scatter(generated, values)
 
 
+def row_lengths(generated: Bool[Tensor, "B T"]) -> Int[Tensor, "B"]:
+    """Tokens of each row up to its last generated one; what follows trains nothing."""
+    positions = torch.arange(1, generated.shape[1] + 1, device=generated.device)
+    return (positions * generated).amax(dim=1)
+
+
 def segments(turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] | None = None, span: Span = "turn") -> Segments:
     """Find the turns or the trajectories of a batch.
 

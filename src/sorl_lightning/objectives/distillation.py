@@ -17,7 +17,7 @@ from sorl_lightning.functional.chunked_topk import chunked_topk_divergence
 from sorl_lightning.functional.divergences import Estimator, Kind, sampled_divergence
 from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted, weighted_sum
 from sorl_lightning.functional.ratios import importance_ratio
-from sorl_lightning.models import Readout, common_vocabulary, predicted
+from sorl_lightning.networks import Readout, common_vocabulary, predicted
 from sorl_lightning.objectives.objective import Metrics, TeacherObjective
 from sorl_lightning.objectives.policy_gradient import PolicyGradient
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory

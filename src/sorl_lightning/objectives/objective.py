@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from sorl_lightning.interfaces import Interface
-from sorl_lightning.models import Readout
+from sorl_lightning.networks import Readout
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
 
 Metrics = Mapping[str, Tensor]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sorl_lightning.errors import ConfigurationError
+from sorl_lightning.functional.turns import row_lengths
 from sorl_lightning.types import RolloutBatch, Trajectory, Turn
 
 
@@ -114,9 +116,8 @@ def padding_batch() -> RolloutBatch:
 
 
 def lengths(rows: RolloutBatch) -> Tensor:
-    """Tokens of each row up to its last generated one (what follows trains nothing), int [B]."""
-    positions = torch.arange(1, rows.turn.shape[1] + 1)
-    return (positions * rows.generated).amax(dim=1)
+    """Tokens of each row up to its last generated one, int [B]."""
+    return row_lengths(rows.generated)
 
 
 def split_trajectories(rows: RolloutBatch) -> bool:
@@ -146,42 +147,61 @@ def finite_rows(rows: RolloutBatch) -> tuple[RolloutBatch, int]:
     return select(rows, (~torch.isin(trajectory, unsound)).nonzero()[:, 0]), len(unsound)
 
 
-def balance(row_lengths: Tensor, micro_batches: int, token_budget: int | None = None) -> list[Tensor]:
-    """Row numbers for each of ``micro_batches`` micro-batches, of about equal padded size; some may be empty.
+def balance(
+    lengths_of_rows: Tensor, micro_batches: int, token_budget: int | None = None, padded: bool = False
+) -> list[Tensor]:
+    """Row numbers for each of ``micro_batches`` micro-batches of about equal size; some may be empty.
 
-    Rows are sorted by length and cut into runs, so that rows of a micro-batch are alike and padding is small.
+    The longest row that is left goes to the smallest micro-batch. Where padding counts, rows are sorted by length and
+    cut into runs instead, so that rows of a micro-batch are alike.
 
     Args:
-        row_lengths: tokens of each row, int [B].
-        token_budget: most padded tokens (rows x longest row) of a micro-batch.
+        lengths_of_rows: tokens of each row, int [B].
+        token_budget: most tokens of a micro-batch.
+        padded: whether padding counts, for a model that computes it: rows x longest row.
 
     Raises:
         ConfigurationError: the rows do not fit ``micro_batches`` within ``token_budget``.
     """
-    order = torch.argsort(row_lengths, descending=True, stable=True)
-    ordered = row_lengths[order].tolist()
-    longest = max(1, *ordered) if ordered else 1  # rows without a token to train have length 0
-    low, high = longest, longest * max(1, len(ordered))
-    while low < high:  # the smallest micro-batch size with which the rows fit the number of micro-batches
-        middle = (low + high) // 2
-        if len(_runs(ordered, middle)) <= micro_batches:
-            high = middle
-        else:
-            low = middle + 1
-    if token_budget is not None and ordered and low > token_budget:
+    order = torch.argsort(lengths_of_rows, descending=True, stable=True)
+    ordered = lengths_of_rows[order].clamp(min=1).tolist()  # a row without a token to train is computed all the same
+    size, parts = (_runs if padded else _dealt)(ordered, micro_batches)
+    if token_budget is not None and size > token_budget:
         raise ConfigurationError(
             f"data.token_budget={token_budget} tokens a micro-batch is too small: {len(order)} rows over "
-            f"micro_batches={micro_batches} need {low}; raise data.micro_batches or the budget"
+            f"micro_batches={micro_batches} need {size}; raise data.micro_batches or the budget"
         )
-    runs = _runs(ordered, low)
-    return [order[start:end] for start, end in runs] + [order[:0]] * (micro_batches - len(runs))
+    return [order[part] for part in parts]
 
 
-def _runs(ordered: Sequence[int], size: int) -> list[tuple[int, int]]:
-    """Cut rows, longest first, into runs of at most ``size`` padded tokens; ``size`` is at least the longest row."""
+def _dealt(ordered: Sequence[int], micro_batches: int) -> tuple[int, list[list[int]]]:
+    """Places of rows, longest first, in each micro-batch, and the tokens of the largest."""
+    parts: list[list[int]] = [[] for _ in range(micro_batches)]
+    sizes = [(0, number) for number in range(micro_batches)]
+    for place, length in enumerate(ordered):
+        size, number = sizes[0]
+        parts[number].append(place)
+        heapq.heapreplace(sizes, (size + length, number))
+    return max(sizes)[0], parts
+
+
+def _runs(ordered: Sequence[int], micro_batches: int) -> tuple[int, list[list[int]]]:
+    """The same in runs of neighbours, each as large as its number of rows times its longest."""
+    size, most = max(ordered, default=1), max(ordered, default=1) * max(1, len(ordered))
+    while size < most:  # the smallest size with which the rows fit the number of micro-batches
+        middle = (size + most) // 2
+        if len(_cut(ordered, middle)) <= micro_batches:
+            most = middle
+        else:
+            size = middle + 1
+    runs = _cut(ordered, size)
+    return size, runs + [[] for _ in range(micro_batches - len(runs))]
+
+
+def _cut(ordered: Sequence[int], size: int) -> list[list[int]]:
     runs, start = [], 0
     while start < len(ordered):
-        end = min(len(ordered), start + size // max(1, ordered[start]))
-        runs.append((start, end))
+        end = min(len(ordered), start + size // ordered[start])
+        runs.append(list(range(start, end)))
         start = end
     return runs

@@ -1,0 +1,121 @@
+"""Rows computed without their padding give what each gives alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen2Config
+
+from sorl_lightning.models import recompute_activations
+from sorl_lightning.networks import PolicyNetwork
+from sorl_lightning.padding_free import ATTENTION, is_padding_free, token_states
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2, half of its layers in windows": Qwen2Config(
+        **SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1
+    ),
+    "mistral, windows of 4 tokens": MistralConfig(**SIZES, sliding_window=4),
+    "gpt2": GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+}
+LENGTHS = [9, 1, 17, 2, 9, 5]
+
+
+def network(name: str, dtype: torch.dtype = torch.float64, padded: bool = False) -> PolicyNetwork:
+    torch.manual_seed(0)
+    policy = PolicyNetwork(AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[name]), dtype=dtype))
+    if padded:
+        policy.model.set_attn_implementation("sdpa")
+    assert is_padding_free(policy.model) is not padded
+    return policy
+
+
+def rows(lengths: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Ragged rows with garbage after their last generated token; the odd ones open a turn in their middle."""
+    ids = torch.randint(97, (len(lengths), max(lengths) + 3), generator=torch.Generator().manual_seed(1))
+    generated = torch.zeros(ids.shape, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        generated[row, length - 1] = True
+        generated[row, 1 : length // 2] = row % 2 == 1
+    return ids, torch.arange(ids.shape[1]).expand(ids.shape), generated
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_row_gets_the_numbers_and_gradients_that_it_gets_alone(name: str) -> None:
+    policy = network(name)
+    ids, positions, generated = rows(LENGTHS)
+    logprobs, entropy = policy(ids, positions, generated)
+    (logprobs.sum() + 0.3 * entropy.sum()).backward()
+    together = [p.grad.clone() for p in policy.parameters()]
+    policy.zero_grad()
+    plain = network(name, padded=True)
+    for row, length in enumerate(LENGTHS):
+        part = (ids[row : row + 1, :length], positions[row : row + 1, :length], generated[row : row + 1, :length])
+        if length == 1:
+            assert not logprobs[row].any()
+            continue
+        alone = plain(*part)
+        torch.testing.assert_close(logprobs[row, :length], alone[0][0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(entropy[row, :length], alone[1][0], rtol=0, atol=1e-12)
+        (alone[0].sum() + 0.3 * alone[1].sum()).backward()
+    for grad, parameter in zip(together, plain.parameters(), strict=True):
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_padding_is_not_computed() -> None:
+    policy, seen = network("llama"), []
+    policy.model.base_model.layers[0].mlp.register_forward_hook(lambda _, __, output: seen.append(output.shape))
+    ids, positions, generated = rows(LENGTHS)
+    policy(ids, positions, generated)
+    assert seen == [(1, sum(LENGTHS), 32)]
+    policy(ids, positions, generated & False)  # nothing to train: a token a row
+    assert seen[1] == (1, len(LENGTHS), 32)
+
+
+def test_recomputed_activations_know_their_rows() -> None:
+    plain, recomputing = network("llama"), network("llama")
+    recompute_activations(recomputing.model)
+    for policy in (plain, recomputing):
+        policy(*rows(LENGTHS))[0].sum().backward()
+    for left, right in zip(plain.parameters(), recomputing.parameters(), strict=True):
+        assert torch.equal(left.grad, right.grad)
+
+
+def test_a_model_with_a_state_of_its_own_keeps_its_padding() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(MambaConfig(vocab_size=97, hidden_size=16, num_hidden_layers=1))
+    assert not is_padding_free(PolicyNetwork(model).model)
+
+
+def test_a_model_whose_layers_drop_the_rows_keeps_its_padding() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES["llama"]))
+    for layer in model.model.layers:  # as a model would that passes no keywords on
+        forward = layer.self_attn.forward
+        layer.self_attn.forward = lambda joined=None, forward=forward, **settings: forward(**settings)
+    policy = PolicyNetwork(model)
+    assert not is_padding_free(policy.model)
+    assert policy.model.config._attn_implementation == "sdpa"
+    ids, positions, generated = rows(LENGTHS)
+    assert token_states(model.base_model, ids, positions, generated).kept.all()
+
+
+def test_outside_of_joined_rows_attention_is_the_usual(tmp_path) -> None:
+    """Generation with a cache and a mask, and the saved configuration, are those of any model."""
+    policy = network("mistral, windows of 4 tokens", dtype=torch.float32)
+    usual = network("mistral, windows of 4 tokens", dtype=torch.float32, padded=True)
+    ids = torch.arange(24).reshape(2, 12)
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    assert policy.model.config._attn_implementation == ATTENTION
+    settings = {"attention_mask": mask, "max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    assert torch.equal(policy.model.generate(ids, **settings), usual.model.generate(ids, **settings))
+    policy.model.save_pretrained(tmp_path)
+    assert ATTENTION not in (tmp_path / "config.json").read_text()
