@@ -85,11 +85,15 @@ def segments(turn: Int[Tensor, "B T"], trajectory: Int[Tensor, "B T"] | None = N
     if trajectory is None:
         trajectory = torch.arange(len(turn), device=turn.device)[:, None].expand_as(turn)
     generated = turn >= 0
-    ids, index = trajectory[generated].unique(return_inverse=True)
+    owners, turns = trajectory[generated], turn[generated]
+    # Neighbours mostly belong together: only the first of a run of them is sorted.
+    first = torch.ones_like(owners, dtype=torch.bool)
+    first[1:] = (owners[1:] != owners[:-1]) | (turns[1:] != turns[:-1])
+    ids, index = owners[first].unique(return_inverse=True)
     if span == "turn":
-        turns, turn_index = turn[generated].unique(return_inverse=True)
-        ids, index = (index * len(turns) + turn_index).unique(return_inverse=True)
-    return Segments(generated=generated, index=index, count=len(ids))
+        numbers, number = turns[first].unique(return_inverse=True)
+        ids, index = (index * len(numbers) + number).unique(return_inverse=True)
+    return Segments(generated=generated, index=index[first.cumsum(0) - 1], count=len(ids))
 
 
 def pooled(

@@ -1,0 +1,288 @@
+"""A training step of GRPO beside TRL's: same model, prompts, generated tokens, turns and threads.
+
+    pip install sorl-lightning[bench]
+    python benchmarks/trl_step.py --output trl_step.json
+
+Each side trains in processes of its own, in turn with the other: the policy of ``scripted_chat`` says the same in every
+turn, and a tool answers. Times are medians over steps after a first one; CPU seconds are the process's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+PROMPTS, GROUP = 2, 8
+
+
+class Clock:
+    """Wall clock and CPU seconds of the two parts of each step."""
+
+    def __init__(self) -> None:
+        self.parts: list[dict[str, float]] = []
+        self.tokens: list[dict[str, int]] = []
+        self._last = self._now()
+
+    def _now(self) -> tuple[float, float]:
+        return time.perf_counter(), time.process_time()
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds since the last lap, by the wall and of CPU."""
+        now = self._now()
+        wall, cpu = (new - old for new, old in zip(now, self._last, strict=True))
+        self._last = now
+        return wall, cpu
+
+    def report(self) -> dict[str, float]:
+        """Medians over all steps but the first."""
+        names = self.parts[0]
+        figures = {name: statistics.median(part[name] for part in self.parts[1:]) for name in names}
+        tokens = {name: statistics.median(count[name] for count in self.tokens[1:]) for name in self.tokens[0]}
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        return {**figures, **tokens, "peak_MiB": peak}
+
+
+def run_trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
+    """TRL's trainer with its loop over tools, on transformers' generate."""
+    import torch
+    from datasets import Dataset
+    from scripted_chat import QUESTION, sight
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(1)
+    clock = Clock()
+
+    class House:
+        """An episode."""
+
+        def reset(self, **_: Any) -> None:
+            self.visit = 0
+
+        def look(self) -> str:
+            """Look around.
+
+            Returns:
+                What there is to see.
+            """
+            self.visit += 1
+            return sight(self.visit)
+
+    class Timed(GRPOTrainer):
+        def _generate_and_score_completions(self, inputs: Any) -> Any:
+            clock.lap()
+            found = super()._generate_and_score_completions(inputs)
+            wall, cpu = clock.lap()
+            clock.parts.append({"generation_s": wall, "generation_cpu_s": cpu})
+            mask = found["completion_mask"] * found.get("tool_mask", 1)
+            prompts = int(found["prompt_mask"].sum())
+            clock.tokens.append(
+                {"trained_tokens": int(mask.sum()), "row_tokens": prompts + int(found["completion_mask"].sum())}
+            )
+            return found
+
+    class Laps(__import__("transformers").TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            wall, cpu = clock.lap()
+            clock.parts[-1] |= {"update_s": wall, "update_cpu_s": cpu}
+
+    size = PROMPTS * GROUP
+    settings = GRPOConfig(
+        output_dir=folder + "/trl",
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        logging_steps=1000,
+        learning_rate=1e-9,
+        max_steps=options.steps + 1,
+        per_device_train_batch_size=size,
+        num_generations=GROUP,
+        steps_per_generation=1,
+        max_completion_length=options.turns * (options.words + 120),
+        max_tool_calling_iterations=options.turns - 1,
+        temperature=1.0,
+        beta=0.0,
+        shuffle_dataset=False,
+    )
+    prompts = [{"prompt": [{"role": "user", "content": QUESTION}]}] * size
+    trainer = Timed(
+        model=folder,
+        args=settings,
+        train_dataset=Dataset.from_list(prompts),
+        reward_funcs=lambda completions, **_: [float(place % 2) for place in range(len(completions))],
+        environment_factory=House,
+        callbacks=[Laps()],
+    )
+    trainer.train()
+    return clock.report()
+
+
+def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
+    """This package's, with the engine in its own process."""
+    import lightning as L
+    import torch
+    from scripted_chat import QUESTION, look, sight
+    from transformers import AutoTokenizer
+
+    from sorl_lightning.datamodule import RolloutDataModule
+    from sorl_lightning.models import Pretrained
+    from sorl_lightning.module import AgentModule
+    from sorl_lightning.objectives import PolicyGradient
+    from sorl_lightning.rollout.chat import ChatFormat
+    from sorl_lightning.rollout.engines import LocalEngine
+    from sorl_lightning.rollout.environment import Environment, Step
+    from sorl_lightning.types import Message, Task
+
+    torch.set_num_threads(1)
+    clock = Clock()
+    messages = [{"role": "user", "content": QUESTION}]
+    rendered = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tools=[look], tokenize=False)
+    system = rendered.partition("<|im_start|>system\n")[2].partition("<|im_end|>")[0]
+    opening = (Message(role="system", content=system), Message(role="user", content=QUESTION))
+
+    class House(Environment):
+        """An episode."""
+
+        def tasks(self, split: str) -> Sequence[Task]:
+            return [Task(id=f"{split}{number}", prompt=opening) for number in range(PROMPTS)]
+
+        def reset(self, task: Task) -> Sequence[Message]:
+            self.visit = 0
+            return ()
+
+        def step(self, text: str) -> Step:
+            self.visit += 1
+            return Step(sight(self.visit), 0.0, False)
+
+    class Laps(L.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
+            wall, cpu = clock.lap()
+            clock.parts.append({"generation_s": wall, "generation_cpu_s": cpu})
+            rows = [len(t.turns[-1].prompt_ids) + len(t.turns[-1].completion.token_ids) for t in data.collection.sound]
+            clock.tokens.append({"trained_tokens": int(batch.generated.sum()), "row_tokens": sum(rows)})
+
+        def on_train_batch_end(self, *_: Any) -> None:
+            wall, cpu = clock.lap()
+            clock.parts[-1] |= {"update_s": wall, "update_cpu_s": cpu}
+
+    data = RolloutDataModule(
+        environment=House(),
+        engine=LocalEngine(),
+        chat=ChatFormat(observation_role="tool"),
+        tasks_per_collection=PROMPTS,
+        group_size=GROUP,
+        max_turns=options.turns,
+        max_tokens=options.words + 2,
+        reward=lambda trajectory: float(trajectory.sibling % 2),
+    )
+    module = AgentModule(
+        policy=Pretrained(path=folder),
+        objective=PolicyGradient(ratio="token"),
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-9),
+    )
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_epochs=options.steps + 1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[Laps()],
+        default_root_dir=folder,
+        gradient_clip_val=1.0,
+    )
+    trainer.fit(module, datamodule=data)
+    return clock.report()
+
+
+SIDES = {"trl": run_trl, "sorl": run_sorl}
+
+
+def measure(side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, float]:
+    """One side's figures, from a process of its own."""
+    command = [sys.executable, __file__, "--side", side, "--folder", folder, "--turns", str(turns)]
+    command += ["--steps", str(options.steps), "--words", str(options.words)]
+    quiet = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr[-3000:])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Both sides at one number of turns."""
+    found = {side: measure(side, folder, turns, options) for side in SIDES}
+    for figures in found.values():
+        figures["step_s"] = figures["generation_s"] + figures["update_s"]
+        figures["step_cpu_s"] = figures["generation_cpu_s"] + figures["update_cpu_s"]
+        for part, tokens in (
+            ("generation", "trained_tokens"),
+            ("update", "trained_tokens"),
+            ("step", "trained_tokens"),
+        ):
+            figures[f"{part}_tokens_per_cpu_s"] = figures[tokens] / figures[f"{part}_cpu_s"]
+    theirs, ours = found["trl"], found["sorl"]
+    names = ("step_s", "step_cpu_s", "generation_cpu_s", "update_cpu_s", "peak_MiB")
+    return {"turns": turns, **found, "trl/sorl": {name: theirs[name] / ours[name] for name in names}}
+
+
+def main() -> None:
+    """Parse, measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, nargs="+", default=[1, 4, 8, 16])
+    parser.add_argument("--words", type=int, default=24, help="generated tokens of a turn")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps; one more comes before them")
+    parser.add_argument("--hidden", type=int, default=256)
+    parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--vocabulary", type=int, default=8192, help="at the default the share of Qwen2.5-0.5B's")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side:
+        (options.turns,) = options.turns
+        print(json.dumps(SIDES[options.side](options.folder, options)))
+        return
+    import torch
+    import transformers
+    import trl
+    from scripted_chat import build
+    from trl.chat_template_utils import qwen2_5_chat_template
+
+    results = []
+    with tempfile.TemporaryDirectory() as folder:
+        build(Path(folder), qwen2_5_chat_template, options.words, options.hidden, options.layers, options.vocabulary)
+        print(f"{'turns':>5} {'side':>5} {'step s':>8} {'CPU s':>8} {'gen.':>8} {'update':>8} {'tokens':>8} {'MiB':>6}")
+        for turns in options.turns:
+            results.append(compare(folder, turns, options))
+            for side in SIDES:
+                f = results[-1][side]
+                print(
+                    f"{turns:5} {side:>5} {f['step_s']:8.2f} {f['step_cpu_s']:8.2f} {f['generation_cpu_s']:8.2f} "
+                    f"{f['update_cpu_s']:8.2f} {f['trained_tokens']:8.0f} {f['peak_MiB']:6.0f}"
+                )
+            ratios = ", ".join(f"{name} {value:.2f}" for name, value in results[-1]["trl/sorl"].items())
+            print(f"{'':11} trl/sorl: {ratios}", flush=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
+    settings = {key: value for key, value in vars(options).items() if key not in ("output", "side", "folder")}
+    report = {"settings": settings, "versions": versions, "machine": platform.machine(), "results": results}
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
