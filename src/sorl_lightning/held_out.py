@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from sorl_lightning.models import PolicyNetwork
+from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.objectives import HasHeldOutFigures, Objective
 from sorl_lightning.rollout.packing import pack
 from sorl_lightning.student_teacher import forward, parts, recorded
