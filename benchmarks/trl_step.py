@@ -1,9 +1,10 @@
-"""A training step of GRPO beside TRL's: same model, prompts, generated tokens, turns and threads.
+"""A training step beside TRL's, of GRPO or of distillation: same model, prompts, generated tokens, turns and threads.
 
     pip install sorl-lightning[bench]
-    python benchmarks/trl_step.py --output trl_step.json
+    python benchmarks/trl_step.py --loss grpo --output trl_grpo.json
+    python benchmarks/trl_step.py --loss distillation --output trl_distillation.json
 
-Each side trains in processes of its own, in turn with the other: the policy of ``scripted_chat`` says the same in every
+The losses are GRPO without a reference, and the reverse KL to a teacher of the student's size. Each side trains in processes of its own, in turn with the other: the policy of ``scripted_chat`` says the same in every
 turn, and a tool answers. Times are medians over steps after a first one; CPU seconds are the process's.
 """
 
@@ -44,6 +45,13 @@ class Clock:
         self._last = now
         return wall, cpu
 
+    def close(self, part: str) -> None:
+        """The time since the last lap was spent on "generation", which opens a step, or on its "update"."""
+        wall, cpu = self.lap()
+        if part == "generation":
+            self.parts.append({})
+        self.parts[-1] |= {f"{part}_s": wall, f"{part}_cpu_s": cpu}
+
     def report(self) -> dict[str, float]:
         """Medians over all steps but the first."""
         names = self.parts[0]
@@ -54,79 +62,63 @@ class Clock:
 
 
 def run_trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
-    """TRL's trainer with its loop over tools, on transformers' generate."""
+    """TRL's trainer with its loop over tools, on transformers' generate, which it offers where there is no GPU."""
     import torch
     from datasets import Dataset
-    from scripted_chat import QUESTION, sight
-    from trl import GRPOConfig, GRPOTrainer
+    from scripted_chat import QUESTION, look
+    from transformers import TrainerCallback
+    from trl import DistillationConfig, DistillationTrainer, GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(1)
-    clock = Clock()
+    clock, size = Clock(), PROMPTS * GROUP
+    base: Any = GRPOTrainer if options.loss == "grpo" else DistillationTrainer
 
-    class House:
-        """An episode."""
-
-        def reset(self, **_: Any) -> None:
-            self.visit = 0
-
-        def look(self) -> str:
-            """Look around.
-
-            Returns:
-                What there is to see.
-            """
-            self.visit += 1
-            return sight(self.visit)
-
-    class Timed(GRPOTrainer):
+    class Timed(base):
         def _generate_and_score_completions(self, inputs: Any) -> Any:
             clock.lap()
             found = super()._generate_and_score_completions(inputs)
-            wall, cpu = clock.lap()
-            clock.parts.append({"generation_s": wall, "generation_cpu_s": cpu})
+            clock.close("generation")
             mask = found["completion_mask"] * found.get("tool_mask", 1)
-            prompts = int(found["prompt_mask"].sum())
-            clock.tokens.append(
-                {"trained_tokens": int(mask.sum()), "row_tokens": prompts + int(found["completion_mask"].sum())}
-            )
+            tokens = int(found["prompt_mask"].sum() + found["completion_mask"].sum())
+            clock.tokens.append({"trained_tokens": int(mask.sum()), "row_tokens": tokens})
             return found
 
-    class Laps(__import__("transformers").TrainerCallback):
+    class Laps(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            wall, cpu = clock.lap()
-            clock.parts[-1] |= {"update_s": wall, "update_cpu_s": cpu}
+            clock.close("update")
 
-    size = PROMPTS * GROUP
-    settings = GRPOConfig(
-        output_dir=folder + "/trl",
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        report_to=[],
-        save_strategy="no",
-        disable_tqdm=True,
-        logging_steps=1000,
-        learning_rate=1e-9,
-        max_steps=options.steps + 1,
-        per_device_train_batch_size=size,
-        num_generations=GROUP,
-        steps_per_generation=1,
-        max_completion_length=options.turns * (options.words + 120),
-        max_tool_calling_iterations=options.turns - 1,
-        temperature=1.0,
-        beta=0.0,
-        shuffle_dataset=False,
-    )
-    prompts = [{"prompt": [{"role": "user", "content": QUESTION}]}] * size
-    trainer = Timed(
-        model=folder,
-        args=settings,
-        train_dataset=Dataset.from_list(prompts),
-        reward_funcs=lambda completions, **_: [float(place % 2) for place in range(len(completions))],
-        environment_factory=House,
-        callbacks=[Laps()],
-    )
-    trainer.train()
+    settings: dict[str, Any] = {
+        "output_dir": folder + "/trl",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "logging_steps": 1000,
+        "learning_rate": 1e-9,
+        "max_steps": options.steps + 1,
+        "per_device_train_batch_size": size,
+        "max_completion_length": options.turns * (options.words + 120),
+        "max_tool_calling_iterations": options.turns - 1,
+        "temperature": 1.0,
+        "shuffle_dataset": False,
+    }
+    common = {
+        "model": folder,
+        "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": QUESTION}]}] * size),
+        "tools": [look],
+        "callbacks": [Laps()],
+    }
+    if options.loss == "grpo":
+        args = GRPOConfig(**settings, num_generations=GROUP, steps_per_generation=1, beta=0.0)
+
+        def reward(completions: Sequence[Any], **_: Any) -> list[float]:
+            return [float(place % 2) for place in range(len(completions))]
+
+        Timed(args=args, reward_funcs=reward, **common).train()
+    else:
+        Timed(args=DistillationConfig(**settings, beta=1.0), teacher_model=folder, **common).train()
     return clock.report()
 
 
@@ -134,16 +126,17 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """This package's, with the engine in its own process."""
     import lightning as L
     import torch
-    from scripted_chat import QUESTION, look, sight
+    from scripted_chat import QUESTION, look
     from transformers import AutoTokenizer
 
     from sorl_lightning.datamodule import RolloutDataModule
     from sorl_lightning.models import Pretrained
     from sorl_lightning.module import AgentModule
-    from sorl_lightning.objectives import PolicyGradient
+    from sorl_lightning.objectives import Distillation, PolicyGradient
     from sorl_lightning.rollout.chat import ChatFormat
     from sorl_lightning.rollout.engines import LocalEngine
     from sorl_lightning.rollout.environment import Environment, Step
+    from sorl_lightning.teachers import LocalTeacher
     from sorl_lightning.types import Message, Task
 
     torch.set_num_threads(1)
@@ -160,23 +153,19 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
             return [Task(id=f"{split}{number}", prompt=opening) for number in range(PROMPTS)]
 
         def reset(self, task: Task) -> Sequence[Message]:
-            self.visit = 0
             return ()
 
         def step(self, text: str) -> Step:
-            self.visit += 1
-            return Step(sight(self.visit), 0.0, False)
+            return Step(look(), 0.0, False)
 
     class Laps(L.Callback):
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
-            wall, cpu = clock.lap()
-            clock.parts.append({"generation_s": wall, "generation_cpu_s": cpu})
+            clock.close("generation")
             rows = [len(t.turns[-1].prompt_ids) + len(t.turns[-1].completion.token_ids) for t in data.collection.sound]
             clock.tokens.append({"trained_tokens": int(batch.generated.sum()), "row_tokens": sum(rows)})
 
         def on_train_batch_end(self, *_: Any) -> None:
-            wall, cpu = clock.lap()
-            clock.parts[-1] |= {"update_s": wall, "update_cpu_s": cpu}
+            clock.close("update")
 
     data = RolloutDataModule(
         environment=House(),
@@ -190,7 +179,8 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     )
     module = AgentModule(
         policy=Pretrained(path=folder),
-        objective=PolicyGradient(ratio="token"),
+        objective=PolicyGradient(ratio="token") if options.loss == "grpo" else Distillation(),
+        teacher=None if options.loss == "grpo" else LocalTeacher(folder),
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-9),
     )
     trainer = L.Trainer(
@@ -215,7 +205,7 @@ SIDES = {"trl": run_trl, "sorl": run_sorl}
 def measure(side: str, folder: str, turns: int, options: argparse.Namespace) -> dict[str, float]:
     """One side's figures, from a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--folder", folder, "--turns", str(turns)]
-    command += ["--steps", str(options.steps), "--words", str(options.words)]
+    command += ["--steps", str(options.steps), "--words", str(options.words), "--loss", options.loss]
     quiet = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:
@@ -243,6 +233,7 @@ def compare(folder: str, turns: int, options: argparse.Namespace) -> dict[str, A
 def main() -> None:
     """Parse, measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--loss", choices=("grpo", "distillation"), default="grpo")
     parser.add_argument("--turns", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--words", type=int, default=24, help="generated tokens of a turn")
     parser.add_argument("--steps", type=int, default=3, help="measured steps; one more comes before them")

@@ -247,6 +247,14 @@ def test_debug_shows_where_an_error_came_from(small: list[str]) -> None:
         main([*small, "--debug", "--data.max_turns", "0"])
 
 
+def test_a_warm_start_is_trained_only_for_a_model_that_is_used(small: list[str], capsys) -> None:
+    start = ["--warm_start.config", "missing.yaml", "--warm_start.folder", "runs/there"]
+    main([*small, *start, "--trainer.max_epochs", "1"])
+    assert "not there yet" not in capsys.readouterr().out
+    policy = ["--model.policy", "sorl_lightning.models.Pretrained", "--model.policy.path", "runs/there"]
+    assert "warm_start.config 'missing.yaml' ended with code" in sentence([*small, *start, *policy], capsys)
+
+
 def test_what_ships_is_found_by_name() -> None:
     first, quickstart, switch = shipped_files(
         ["--config", "sorl:quickstart", "--config=sorl:clipping_triggered_normalization"]

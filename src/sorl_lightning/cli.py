@@ -88,7 +88,7 @@ class AgentCLI(LightningCLI):
             raise ConfigurationError(f"trainer ({place}): {one_sentence(error)}") from error
         if not sys.stdout.isatty() and config["enable_progress_bar"] is not False:
             trainer.callbacks.append(ProgressLines())  # type: ignore[attr-defined]
-        warm_start = self.config_init[self.subcommand].get("warm_start")
+        warm_start = used_warm_start(self.config[self.subcommand])
         if warm_start is not None:
             trainer.callbacks.insert(0, TrainedFirst(warm_start))  # type: ignore[attr-defined]
         return trainer
@@ -118,7 +118,7 @@ class AgentCLI(LightningCLI):
     def before_fit(self) -> None:
         """What is checked when a run begins, not when a config is only built."""
         config = self.config[self.subcommand]
-        check_policy(config.model.policy, config.get("warm_start"))
+        check_policy(config.model.policy, used_warm_start(config))
 
     before_validate = before_test = before_fit
 
@@ -132,14 +132,20 @@ def one_sentence(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def check_policy(policy: Any, warm_start: Any) -> None:
-    """Refuse a policy's folder that is not there and that no warm start will make.
+def used_warm_start(config: Any) -> WarmStart | None:
+    """The warm start of a run whose model names its folder: with another model nobody would read it."""
+    start: WarmStart | None = config.get("warm_start")
+    return start if start is not None and any(value == start.folder for _, value in config.model.items()) else None
+
+
+def check_policy(policy: Any, warm_start: WarmStart | None) -> None:
+    """Refuse a policy's folder that is not there and that no warm start will make, the one before it included.
 
     Raises:
         ConfigurationError: it is neither a folder nor can be a Hub id.
     """
     path = policy if isinstance(policy, str) else getattr(policy.get("init_args"), "path", None)
-    if path is not None and not (warm_start is not None and path == warm_start.folder):
+    if path is not None and (warm_start is None or Path(warm_start.folder).exists()):
         try:
             check_place(path)
         except ConfigurationError as error:

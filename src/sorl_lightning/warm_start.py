@@ -21,7 +21,7 @@ class WarmStart:
 
     Args:
         config: config of the run that leaves ``folder`` behind.
-        folder: Hugging Face folder; the run is skipped where it exists.
+        folder: Hugging Face folder; the run is skipped where it exists, and where no setting of the model names it.
     """
 
     config: str
