@@ -142,6 +142,16 @@ def pairs(trajectories: list[Trajectory], rows: RolloutBatch, new: Tensor) -> di
     }
 
 
+def check(versions: tuple[Callable, Callable]) -> None:
+    """Both must say the same."""
+    ours, loop = (version() for version in versions)
+    if isinstance(ours, RolloutBatch):
+        ours = {"input_ids": ours.input_ids, "turn": ours.turn, "logprobs": ours.behaviour_logprobs}
+    else:
+        loop = tuple(map(torch.tensor, loop)) if isinstance(ours, tuple) else torch.tensor(loop)
+    torch.testing.assert_close(ours, loop, rtol=1e-4, atol=1e-6)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=64)
@@ -156,6 +166,7 @@ def main() -> None:
     new = rows.behaviour_logprobs + 0.01 * torch.randn(rows.turn.shape, generator=torch.Generator().manual_seed(1))
     results = {}
     for name, versions in pairs(trajectories, rows, new).items():
+        check(versions)
         seconds: tuple[list[float], list[float]] = ([], [])
         for _ in range(options.repeats):
             for version, spent in zip(versions, seconds, strict=True):

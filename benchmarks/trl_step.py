@@ -195,7 +195,13 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
         default_root_dir=folder,
         gradient_clip_val=1.0,
     )
-    trainer.fit(module, datamodule=data)
+    if options.profile is None:
+        trainer.fit(module, datamodule=data)
+    else:
+        with torch.profiler.profile() as profiler:
+            trainer.fit(module, datamodule=data)
+        table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=48)
+        options.profile.write_text(table)
     return clock.report()
 
 
@@ -206,6 +212,8 @@ def measure(side: str, folder: str, turns: int, options: argparse.Namespace) -> 
     """One side's figures, from a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--folder", folder, "--turns", str(turns)]
     command += ["--steps", str(options.steps), "--words", str(options.words), "--loss", options.loss]
+    if options.profile and side == "sorl" and turns == options.turns[-1]:
+        command += ["--profile", str(options.profile)]
     quiet = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
     done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
     if done.returncode:
@@ -240,6 +248,7 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--vocabulary", type=int, default=8192, help="at the default the share of Qwen2.5-0.5B's")
+    parser.add_argument("--profile", type=Path, help="where time goes on this package's side, at the last of --turns")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)

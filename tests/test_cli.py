@@ -13,9 +13,10 @@ import pytest
 import yaml
 
 import sorl_lightning
-from sorl_lightning.cli import main
+from sorl_lightning.cli import check_policy, main
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.shipped import shipped_files
+from sorl_lightning.warm_start import WarmStart
 
 ROOT = Path(__file__).parents[1]
 SWITCH = str(ROOT / "callbacks/clipping_triggered_normalization.yaml")
@@ -253,6 +254,15 @@ def test_a_warm_start_is_trained_only_for_a_model_that_is_used(small: list[str],
     assert "not there yet" not in capsys.readouterr().out
     policy = ["--model.policy", "sorl_lightning.models.Pretrained", "--model.policy.path", "runs/there"]
     assert "warm_start.config 'missing.yaml' ended with code" in sentence([*small, *start, *policy], capsys)
+
+
+def test_a_policy_may_come_from_the_run_before_the_warm_start(tmp_path: Path) -> None:
+    start = WarmStart(config="sorl:coin_teacher", folder=str(tmp_path / "teacher"))
+    check_policy("runs/absent/policy", start)
+    (tmp_path / "teacher").mkdir()  # nothing will be trained any more
+    for found in (start, None):
+        with pytest.raises(ConfigurationError, match=r"runs/absent/policy"):
+            check_policy("runs/absent/policy", found)
 
 
 def test_what_ships_is_found_by_name() -> None:
