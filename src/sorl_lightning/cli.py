@@ -188,7 +188,6 @@ def run(arguments: Sequence[str], command: type[AgentCLI] = AgentCLI) -> AgentCL
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: "Tip:" not in record.getMessage()
     )
-    transformers.utils.logging.disable_progress_bar()
     return command(
         AgentModule,
         RolloutDataModule,
@@ -224,6 +223,7 @@ def main(arguments: Sequence[str] | None = None) -> Any:
     debug = "--debug" in arguments
     arguments = [argument for argument in arguments if argument != "--debug"]
     sys.path.insert(0, os.getcwd())  # class paths may name the user's own modules, as with python -m
+    transformers.utils.logging.disable_progress_bar()
     try:
         with stoppable():
             if not arguments or arguments[0] in ("-h", "--help"):

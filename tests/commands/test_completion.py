@@ -40,6 +40,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("repo", {"report"}),
         ("data fac", {"factbook"}),
         ("report --outp", {"--output"}),
+        ("export --ch", set()),  # a word of its own, no option
     ],
 )
 def test_the_tab_key_completes(script: Path, words: str, completed: set[str]) -> None:

@@ -64,7 +64,7 @@ def add(subcommands: Any, name: str, command: Any) -> None:
     parser = ArgumentParser()
     subcommands.add_subcommand(name, parser)
     if callable(command):
-        parser.add_function_arguments(command)
+        parser.add_function_arguments(command, as_positional=True)
         return
     inner = parser.add_subcommands(required=True)
     for one, function in command.items():

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
+import sys
 import time
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -18,12 +20,13 @@ from sorl_lightning.cli import run
 QUIET = [f"--trainer.{option}=false" for option in ("logger", "enable_progress_bar", "enable_model_summary")]
 WARM_START = "runs/quickstart_imitation/policy"
 CURVES = ("rollout/success", "val/success", "rollout/turns", "train/clip_fraction", "normalization/factor")
-# What to do with the run, as a reader of the README does; {root} is its folder.
+# What a run is looked at with, as a reader of the README does: {root} is the folder of runs, {log} that of this one.
 NEXT = {
     "curves": "tensorboard --logdir {root}",
-    "one file": "pip install 'sorl-lightning[report]' && sorl report {root}",
-    "the model": "sorl export {root}/lightning_logs/version_0/checkpoints/last.ckpt trained",
-    "let it play": "sorl rollout trained --environment TextWorldExpress --environment.game simonsays",
+    "one file": "sorl report {log}",
+    "the model": "sorl export {log}/checkpoints/last.ckpt trained",
+    "let it play": "sorl rollout trained --environment TextWorldExpress --environment.game simonsays "
+    "--environment.split_by seed --max_turns 6",
 }
 ENGINES = "sorl_lightning.rollout.engines"
 
@@ -80,7 +83,7 @@ def demo(
         "curves": {name: curve(log, name) for name in CURVES},
     }
     (place / "demo.json").write_text(json.dumps(figures, indent=1))
-    show(rows, seconds, root)
+    show(rows, seconds, root, log)
 
 
 def measure(name: str, arguments: list[str]) -> Row:
@@ -122,7 +125,7 @@ def imitate(place: Path, seconds: float) -> Path:
     return folder / "last.ckpt"
 
 
-def show(rows: list[Row], seconds: float, root: str) -> None:
+def show(rows: list[Row], seconds: float, root: str, log: Path) -> None:
     """Print the table, and where to look next."""
     table = Table(title="simonsays, five turns: tasks of a seed range never trained on")
     for column in ("policy", "success", "± s.e.", "valid actions", "turns", "episodes"):
@@ -134,5 +137,8 @@ def show(rows: list[Row], seconds: float, root: str) -> None:
     console = Console()
     console.print(table)
     console.print(f"Training took {seconds / 60:.1f} minutes.")
+    # An environment that is not activated, as make demo's, has its programs beside its Python.
+    place = "" if shutil.which("sorl") else f"{Path(sys.executable).parent}/"
     for what, command in NEXT.items():
-        console.print(f"  {what:<12}{command.format(root=root)}", soft_wrap=True, markup=False, highlight=False)
+        line = f"  {what:<12}{place}{command.format(root=root, log=log)}"
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
