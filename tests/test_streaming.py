@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import threading
 from collections import Counter
 from typing import ClassVar
 
@@ -12,9 +13,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from conftest import TINY, agent
+from conftest import TINY, agent, serving
 from doubles import Countdown, ScriptedEngine
-from served import CONTEXT, tiny
+from served import CONTEXT, Served, tiny
 from sorl_lightning.callbacks import GuidedOPD, RolloutDepthController
 from sorl_lightning.datamodule import Evaluation, RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
@@ -120,6 +121,7 @@ class Remembered(L.Callback):
     def __init__(self) -> None:
         self.policies: dict = {}
         self.difference = 0.0
+        self.confused = 0.0  # with the version before
         self.mixed = 0
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -128,15 +130,17 @@ class Remembered(L.Callback):
         for version in known:
             if version < 0:
                 continue
-            with torch.no_grad():
-                logprobs, _ = self.policies[version](
-                    batch.input_ids, batch.position_ids, batch.generated, pl_module.temperature
-                )
             own = batch.policy_version == version
-            difference = (logprobs - batch.behaviour_logprobs)[own].abs().max()
-            self.difference = max(self.difference, float(difference))
+            self.difference = max(self.difference, self.largest(batch, own, version, pl_module.temperature))
+            if version > 0:
+                self.confused = max(self.confused, self.largest(batch, own, version - 1, pl_module.temperature))
         versions = [row[row >= 0].unique().numel() for row in batch.policy_version]
         self.mixed += sum(number > 1 for number in versions)
+
+    @torch.no_grad()
+    def largest(self, batch, tokens, version, temperature) -> float:
+        logprobs, _ = self.policies[version](batch.input_ids, batch.position_ids, batch.generated, temperature)
+        return float((logprobs - batch.behaviour_logprobs)[tokens].abs().max())
 
 
 def test_each_token_is_of_the_version_that_it_says(fit) -> None:
@@ -178,6 +182,49 @@ def test_servers_generate_while_training_and_trajectories_live_through_new_weigh
     assert trained.uids == drawn(data, 3)
     assert remembered.difference < 1e-4
     assert remembered.mixed
+    assert trained.figures[-1]["rollout/staleness"] == 1.0
+
+
+class Alive(VLLMEngine):
+    """Says when a turn has been asked for."""
+
+    asked: ClassVar[threading.Event] = threading.Event()
+
+    async def generate(self, request):
+        turn = asyncio.ensure_future(super().generate(request))
+        await asyncio.sleep(0.05)  # until it has reached the server
+        self.asked.set()
+        return await turn
+
+
+class MidTurn(L.Callback):
+    """Ends a collection, after which weights are pushed, when a turn has just begun."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        Alive.asked.clear()
+        Alive.asked.wait(10.0)  # at the end of the run there is none to come
+
+
+@serving("disk", real=True)
+@pytest.mark.parametrize("in_flight", ["keep", "wait"])
+def test_turns_in_flight_live_through_pushes_to_a_real_server(fit, tokenizer, server: Served, in_flight) -> None:
+    """Kept, a turn goes on under new weights, token by token; waited for, it ends under the old ones."""
+
+    class Source:
+        def load(self):
+            return server.policy(), tokenizer
+
+    remembered, trained = Remembered(), Trained()
+    engine = Alive([server.url], in_flight=in_flight, probe_every=1, probe_tolerance=5e-5)
+    data = streaming(engine=engine, max_tokens=48, context_limit=CONTEXT)
+    module = agent(policy=Source(), optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    fit(module, data, callbacks=[remembered, trained, MidTurn()], max_epochs=4)
+    assert trained.uids == drawn(data, 4)
+    assert 0 < remembered.difference <= 5e-5
+    assert remembered.confused > 1e-2  # the version matters
+    turns = [turn.completion.policy_version for c in trained.collections for t in c.trajectories for turn in t.turns]
+    assert all(list(versions) == sorted(versions) for versions in turns)
+    assert any(len(set(versions)) > 1 for versions in turns) == (in_flight == "keep")
     assert trained.figures[-1]["rollout/staleness"] == 1.0
 
 
