@@ -22,7 +22,11 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "1",
 }  # fmt: skip
 # Threads of several processes on few cores wait for each other; nobind and one thread each are up to ten times faster.
-CPU_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+# The first request would wait for a C++ compiler, for a function that counts ranks of log-probabilities.
+CPU_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+}  # fmt: skip
 IPC_ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # the trainer's handles are pickled
 # Compiling takes minutes on a CPU, and the cache of keys and values would take nearly all memory.
 CPU_FLAGS = ("--enforce-eager", "--kv-cache-memory-bytes", str(256 * 2**20), "--max-num-seqs", "128")
