@@ -17,7 +17,7 @@ test: $(VENV)/.dev
 	@test -e $(VLLM)/.ready || echo "tests against a real vLLM server did not run: make vllm test-vllm (2.5 GB, minutes)"
 
 test-vllm: $(VENV)/.dev $(VLLM)/.ready
-	$(VENV)/bin/pytest -q -m vllm
+	$(VENV)/bin/pytest -q -m "vllm and not slow"
 
 vllm: $(VLLM)/.ready
 

@@ -116,20 +116,30 @@ def serve(real: bool, tied: bool, backend: str, tokenizer: Any) -> Iterator[Serv
 
 @contextmanager
 def real_server(
-    policy: PreTrainedModel, tokenizer: Any, backend: str = "disk", restarts: int = 0, flags: Sequence[str] = ()
+    policy: PreTrainedModel,
+    tokenizer: Any,
+    backend: str = "disk",
+    restarts: int = 0,
+    flags: Sequence[str] = (),
+    exported: Path | None = None,
 ) -> Iterator[tuple[ServerProcess, str]]:
+    """A server of the policy's shape, or of a folder as it is, with the weights in it."""
     if not PYTHON.exists():
         pytest.fail(f"no vLLM at {PYTHON}: make vllm")
     folder = Path(tempfile.mkdtemp(prefix="sorl-vllm-test-"))
     launch = Launch(
         folder=folder, port=free_port(), model="policy", backend=TRANSPORTS[backend]().backend, dtype="float32",
-        context=CONTEXT, cpu=True, python=str(PYTHON), flags=flags,
+        context=CONTEXT, cpu=True, python=str(PYTHON),
+        flags=flags if exported is None else (*flags, "--load-format", "auto"),
         adapter_rank=adapter_rank(policy) if has_adapters(policy) else None,
     )  # fmt: skip
     launch.prepare(policy, tokenizer)
+    if exported is not None:
+        shutil.rmtree(folder / "model")
+        shutil.copytree(exported, folder / "model")
     server = ServerProcess(launch.command(), launch.variables(), launch.url, folder / "log", restarts)
     try:
-        server.start(timeout=600)
+        server.start(timeout=1200)
         yield server, launch.url
     finally:
         if not server.healthy():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from conftest import TINY
+from served import real_server
 from sorl_lightning.cli import main
 from sorl_lightning.models import Pretrained
 from sorl_lightning.networks import PolicyNetwork
+from sorl_lightning.rollout.vllm.fleet import Fleet
+from sorl_lightning.rollout.vllm.probe import largest_difference, probe_request
 
 IDS = torch.arange(300, 340)[None]
 PLAIN = {
@@ -66,23 +70,60 @@ def test_a_checkpoint_becomes_a_folder_that_transformers_loads(tmp_path, capsys)
         main(["export", str(checkpoint), str(target)])
 
 
+def adapted(folder: Path) -> dict:
+    """A policy with adapters on a model in ``folder``."""
+    model, tokenizer = TINY.load()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    base = {"class_path": "sorl_lightning.models.Pretrained", "init_args": {"path": str(folder)}}
+    return {"class_path": "sorl_lightning.lora.LoRA", "init_args": {"base": base, "rank": 4}}
+
+
 @pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")  # peft's own wrapper
 def test_adapters_are_exported_alone_or_merged(tmp_path) -> None:
     peft = pytest.importorskip("peft")
-    model, tokenizer = TINY.load()
-    model.save_pretrained(tmp_path / "base")
-    tokenizer.save_pretrained(tmp_path / "base")
-    base = {"class_path": "sorl_lightning.models.Pretrained", "init_args": {"path": str(tmp_path / "base")}}
-    source = {"class_path": "sorl_lightning.lora.LoRA", "init_args": {"base": base, "rank": 4}}
-    checkpoint, _ = train(tmp_path, source)
+    checkpoint, _ = train(tmp_path, adapted(tmp_path / "base"))
     main(["export", str(checkpoint), str(tmp_path / "adapters")])
     main(["export", str(checkpoint), str(tmp_path / "merged"), "--merge", "true"])
-    adapted = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")
+    alone = peft.AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapters")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert (logprobs(merged) - logprobs(adapted.base_model.model)).abs().max() <= 1e-6
+    assert (logprobs(merged) - logprobs(alone.base_model.model)).abs().max() <= 1e-6
     assert (logprobs(merged) - logprobs(Pretrained(path=str(tmp_path / "base")).load()[0])).abs().max() > 1e-5
     assert "AutoPeftModelForCausalLM" in (tmp_path / "adapters/README.md").read_text()
     assert "AutoPeftModelForCausalLM" not in (tmp_path / "merged/README.md").read_text()
+
+
+def in_vllm(folder: Path) -> float:
+    """Largest difference of log-probabilities between a folder in vLLM and in transformers, nats."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    with real_server(model, tokenizer, exported=folder) as (_, url):
+        fleet = Fleet([url], "policy", "policy", concurrency=1, request_timeout=600.0, attempts=2)
+        with contextlib.closing(fleet):
+            fleet.meet(60.0)
+            (server,) = fleet.servers
+            request = probe_request(model.config.vocab_size, server.context_limit)
+            answer = fleet.loop.run(fleet.turn(server, request, "exported", probe=True))
+    assert len(answer.prompt_logprobs) == len(request.prompt_ids) - 1
+    return largest_difference(model.eval(), request, answer)
+
+
+@pytest.mark.vllm
+def test_vllm_serves_what_was_exported(tmp_path) -> None:
+    checkpoint, weights = train(tmp_path, PLAIN)
+    main(["export", str(checkpoint), str(tmp_path / "policy")])
+    exported = AutoModelForCausalLM.from_pretrained(tmp_path / "policy").state_dict()
+    for name, weight in weights.items():  # of the policy alone: all that the checkpoint holds
+        torch.testing.assert_close(exported[name.removeprefix("policy.model.")], weight, rtol=0, atol=0)
+    assert in_vllm(tmp_path / "policy") <= 5e-5
+
+
+@pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing")
+def test_vllm_serves_merged_adapters(tmp_path) -> None:
+    pytest.importorskip("peft")
+    checkpoint, _ = train(tmp_path, adapted(tmp_path / "base"))
+    main(["export", str(checkpoint), str(tmp_path / "merged"), "--merge", "true"])
+    assert in_vllm(tmp_path / "merged") <= 5e-5
 
 
 def test_what_cannot_be_exported_is_one_sentence(tmp_path) -> None:
