@@ -1,6 +1,6 @@
 """What streaming is worth, with a simulated engine and trainer in virtual time: exact, and over in seconds.
 
-    python benchmarks/streaming.py --seed 0 --output docs/results/streaming/seed0.json
+    python -m benchmarks.streaming --seed 0 --output docs/results/streaming/seed0.json
 
 Collector, pool and decisions are the product's own; turns and training steps are sleeps on a clock that jumps. The
 engine works on so many turns at once as a collection has trajectories, first come, first served.
@@ -19,15 +19,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from sorl_lightning.models import load_tokenizer
-from sorl_lightning.rollout.chat import Chat
-from sorl_lightning.rollout.collector import Collection, Collector, Sampling
-from sorl_lightning.rollout.engine import GenerationRequest, RolloutEngine, derive_seed
-from sorl_lightning.rollout.environment import Environment, Step
-from sorl_lightning.rollout.gate import Gate
+from benchmarks.simulated import Errands, SimulatedEngine, Trainer, one_token, position_of
+
+from sorl_lightning.rollout.engine import GenerationRequest, derive_seed
 from sorl_lightning.rollout.pool import GroupPool
 from sorl_lightning.testing.virtual_time import run_in_virtual_time
-from sorl_lightning.types import Completion, Message, Task
+from sorl_lightning.types import Completion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,55 +49,25 @@ class Load:
     training: float = 4.0
 
 
-class Errands(Environment):
-    """Episodes of a fixed number of turns."""
-
-    def __init__(self, load: Load) -> None:
-        self.load = load
-
-    def tasks(self, split: str) -> list[Task]:
-        return []
-
-    def reset(self, task: Task) -> list[Message]:
-        self.left = self.load.turns
-        return [Message(role="user", content="go")]
-
-    def step(self, text: str) -> Step:
-        self.left -= 1
-        return Step("on", 1.0, self.left == 0)
-
-
-class Clockwork(RolloutEngine):
+class Clockwork(SimulatedEngine):
     """Turns of one token that take their time; how long follows from the request's seed and its task."""
 
     def __init__(self, load: Load, seed: int) -> None:
         self.load = load
         self.seed = seed
-        self.version = 0
         self.busy = 0.0
         self._slots = asyncio.Semaphore(load.quota * load.siblings)
-
-    def attach(self, policy: Any, tokenizer: Any) -> None: ...
-
-    def load_weights(self, weights: Any, version: int) -> None:
-        self.version = version
-
-    def open(self, trajectory: Any) -> None: ...
-
-    def release(self, trajectory: Any) -> None: ...
-
-    def close(self) -> None: ...
 
     async def generate(self, request: GenerationRequest) -> Completion:
         generator = random.Random(request.seed)
         seconds = self.load.median * math.exp(self.load.sigma * generator.gauss(0, 1))
-        position = -1 - request.trajectory.task if request.trajectory.task < 0 else request.trajectory.task
         async with self._slots:
             version = self.version  # the token is sampled when the turn begins: the oldest that it can be
-            seconds *= self.load.factor if is_slow(self.load, self.seed, position) else 1.0
+            slow = is_slow(self.load, self.seed, position_of(request.trajectory))
+            seconds *= self.load.factor if slow else 1.0
             self.busy += seconds
             await asyncio.sleep(seconds)
-        return Completion(token_ids=(300,), logprobs=(0.0,), finish_reason="length", policy_version=(version,))
+        return one_token(version)
 
 
 def is_slow(load: Load, seed: int, position: int) -> bool:
@@ -117,57 +84,18 @@ class InOrder(GroupPool):
         return [position for position, _ in first] if whole else None
 
 
-class Trainer:
-    """Takes collections and sleeps over them."""
-
-    def __init__(self, load: Load, seed: int) -> None:
-        self.load = load
-        self.seed = seed
-        self.chat = Chat(load_tokenizer("sorl:textworld"))
-        self.engine = Clockwork(load, seed)
-        self.gate = Gate(self.engine)
-        self.collections: list[Collection] = []
-
-    def collector(self, engine: RolloutEngine) -> Collector:
-        sampling = Sampling(max_tokens=1, context_limit=4096, temperature=1.0)
-        return Collector(Errands(self.load), engine, self.chat, sampling, self.load.siblings)
-
-    async def synchronous(self, collections: int) -> float:
-        """One collection at a time; seconds."""
-        collector = self.collector(self.engine)
-        for index in range(collections):
-            self.engine.load_weights((), index)
-            positions = range(index * self.load.quota, (index + 1) * self.load.quota)
-            tasks = [Task(id=str(position)) for position in positions]
-            seed = derive_seed(self.seed, "train")
-            self.collections.append(await collector.collect(tasks, 10**6, seed, index, index, positions))
-            await asyncio.sleep(self.load.training)
-        return asyncio.get_running_loop().time()
-
-    async def streaming(self, collections: int, pool: GroupPool, end_known: bool = True) -> float:
-        """As the datamodule does it; seconds."""
-        for index in range(collections):
-            await self.gate.hold()
-            self.engine.load_weights((), index)
-            await pool.loaded(index)
-            await self.gate.free()
-            room = pool.room(collections - index if end_known else None)
-            tasks = {position: Task(id=str(position)) for position in range(pool.drawn, pool.drawn + room)}
-            seed = derive_seed(self.seed, "train")
-            await pool.advance(self.collector(self.gate), tasks, 10**6, seed, pool.drawn + room)
-            await pool.ready()
-            self.collections.append(await pool.take(index))
-            await asyncio.sleep(self.load.training)
-        seconds = asyncio.get_running_loop().time()
-        await pool.suspend()
-        return seconds
+def trainer_of(load: Load, seed: int) -> tuple[Trainer, Clockwork]:
+    """A trainer of this load, and its engine."""
+    engine = Clockwork(load, seed)
+    environment = Errands(lambda task: load.turns)
+    return Trainer(engine, environment, load.quota, load.siblings, seed, lambda _: load.training), engine
 
 
 def measure(
     load: Load, seed: int, collections: int, staleness: int, kind: Callable[..., GroupPool] = GroupPool
 ) -> dict[str, Any]:
     """Seconds of a run, and what it showed."""
-    trainer = Trainer(load, seed)
+    trainer, engine = trainer_of(load, seed)
     if staleness == 0:
         seconds = run_in_virtual_time(trainer.synchronous(collections))
         left = 0
@@ -176,7 +104,7 @@ def measure(
         seconds = run_in_virtual_time(trainer.streaming(collections, pool))
         left = len(pool.started)
     streams = [collection.stream for collection in trainer.collections if collection.stream is not None]
-    busy = trainer.engine.busy / (seconds * load.quota * load.siblings)
+    busy = engine.busy / (seconds * load.quota * load.siblings)
     trained = [t.group for collection in trainer.collections for t in collection.trajectories if t.sibling == 0]
     assert sorted(trained) == list(range(collections * load.quota))
     return {
@@ -195,7 +123,7 @@ def measure(
 
 def shares(load: Load, seed: int, collections: int, staleness: int, end_known: bool) -> dict[str, Any]:
     """Slow tasks among those drawn and among those trained."""
-    trainer = Trainer(load, seed)
+    trainer, _ = trainer_of(load, seed)
     pool = GroupPool(trainer.gate, load.quota, staleness, 0, 0)
     run_in_virtual_time(trainer.streaming(collections, pool, end_known))
     slow = [is_slow(load, seed, position) for position in range(pool.drawn)]
