@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.turns import row_lengths
@@ -17,84 +20,117 @@ from sorl_lightning.types import RolloutBatch, Trajectory, Turn
 
 @dataclass
 class _Row:
-    """One row in the making: a maximal run of turns whose prompts extend what came before."""
+    """One row in the making: a maximal run of turns whose prompts extend what came before.
+
+    Attributes:
+        ids: all tokens so far.
+        turns: with their rewards.
+    """
 
     trajectory: int
-    input_ids: list[int] = field(default_factory=list)
-    turn: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    rewards: list[float] = field(default_factory=list)
-    by_teacher: list[bool] = field(default_factory=list)
-
-    def add_context(self, ids: Sequence[int]) -> None:
-        self.input_ids.extend(ids)
-        self.turn.extend([-1] * len(ids))
-        self.logprobs.extend([0.0] * len(ids))
-        self.versions.extend([-1] * len(ids))
-        self.rewards.extend([0.0] * len(ids))
-        self.by_teacher.extend([False] * len(ids))
-
-    def add_turn(self, turn: Turn, reward: float) -> None:
-        self.add_context(turn.prompt_ids[len(self.input_ids) :])
-        completion = turn.completion
-        if turn.author == "expert":  # replayed for the policy to go on from
-            self.add_context(completion.token_ids)
-            return
-        self.input_ids.extend(completion.token_ids)
-        self.turn.extend([turn.index] * len(completion.token_ids))
-        self.logprobs.extend(completion.logprobs)
-        self.versions.extend(completion.policy_version)
-        self.rewards.extend([0.0] * len(completion.token_ids))
-        self.by_teacher.extend([turn.author == "teacher"] * len(completion.token_ids))
-        if completion.token_ids:
-            self.rewards[-1] = reward
+    ids: tuple[int, ...] = ()
+    turns: list[tuple[Turn, float]] = field(default_factory=list)
 
     def extended_by(self, turn: Turn) -> bool:
-        return list(turn.prompt_ids[: len(self.input_ids)]) == self.input_ids
+        return turn.prompt_ids[: len(self.ids)] == self.ids
+
+    def add(self, turn: Turn, reward: float) -> None:
+        self.ids = (*turn.prompt_ids, *turn.completion.token_ids)
+        self.turns.append((turn, reward))
 
 
 def rows_of(index: int, trajectory: Trajectory) -> Iterator[_Row]:
     """The rows of one trajectory: a new one starts where a prompt does not extend the previous turn's tokens."""
     row = _Row(index)
     for turn, reward in zip(trajectory.turns, trajectory.turn_rewards, strict=True):
-        if row.input_ids and not row.extended_by(turn):
+        if not row.extended_by(turn):
             yield row
             row = _Row(index)
-        row.add_turn(turn, reward)
-    if row.input_ids:
+        row.add(turn, reward)
+    if row.ids:
         yield row
 
 
 def pack(trajectories: Sequence[Trajectory]) -> RolloutBatch:
     """All rows of ``trajectories``, padded to the longest; ``trajectory`` counts from 0 in the order given.
 
-    Weights and advantages are left at 0: they depend on the optimiser batch and on the objective.
+    An expert's turns are context: they were replayed for the policy to go on from. Weights and advantages are left at
+    0: they depend on the optimiser batch and on the objective.
     """
     rows = [row for index, trajectory in enumerate(trajectories) for row in rows_of(index, trajectory)]
     if not rows:
         return padding_batch()
-    turn = _padded([row.turn for row in rows], -1, torch.long)
-    zeros = torch.zeros(turn.shape)
-    guided = any(any(row.by_teacher) for row in rows)
+    ids = pad_sequence([_tensor(row.ids, torch.long) for row in rows], batch_first=True)
+    spans = _Spans.of(rows, ids.shape)
+    completions = [turn.completion for turn in spans.turns]
+    by_teacher = [turn.author == "teacher" for turn in spans.turns]
+    zeros = torch.zeros(ids.shape)
     return RolloutBatch(
-        input_ids=_padded([row.input_ids for row in rows], 0, torch.long),
-        position_ids=torch.arange(turn.shape[1]).expand(turn.shape),
-        turn=turn,
-        trajectory=torch.tensor([row.trajectory for row in rows])[:, None].expand(turn.shape),
-        behaviour_logprobs=_padded([row.logprobs for row in rows], 0.0, torch.float32),
-        policy_version=_padded([row.versions for row in rows], -1, torch.long),
-        rewards=_padded([row.rewards for row in rows], 0.0, torch.float32),
+        input_ids=ids,
+        position_ids=torch.arange(ids.shape[1]).expand(ids.shape),
+        turn=spans.placed([turn.index for turn in spans.turns], torch.long, -1),
+        trajectory=torch.tensor([row.trajectory for row in rows])[:, None].expand(ids.shape),
+        behaviour_logprobs=spans.placed(chain.from_iterable(c.logprobs for c in completions), torch.float32, 0.0),
+        policy_version=spans.placed(chain.from_iterable(c.policy_version for c in completions), torch.long, -1),
+        rewards=spans.on_last_tokens(),
         advantages=zeros,
         trajectory_weights=zeros,
         turn_weights=zeros,
-        by_teacher=_padded([row.by_teacher for row in rows], False, torch.bool) if guided else None,
+        by_teacher=spans.placed(by_teacher, torch.bool, False) if any(by_teacher) else None,
     )
 
 
-def _padded(rows: Sequence[Sequence[float]], value: float, dtype: torch.dtype) -> Tensor:
-    tensors = [torch.tensor(row, dtype=dtype) for row in rows]
-    return torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=value)
+def _tensor(values: Iterable[float], dtype: torch.dtype) -> Tensor:
+    """The numbers as a tensor; torch's own constructor reads Python's several times slower."""
+    kind = {torch.long: np.int64, torch.bool: np.bool_, torch.float32: np.float32}[dtype]
+    return torch.from_numpy(np.fromiter(values, kind))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Spans:
+    """Where the completions of S turns, which the policy or the teacher played, are in rows.
+
+    Attributes:
+        shape: of the rows.
+        turns: in row-major order; rewards: of each.
+        sizes: generated tokens of each, int [S].
+        index: place of each generated token in the flattened rows.
+    """
+
+    shape: torch.Size
+    turns: list[Turn]
+    rewards: list[float]
+    sizes: Tensor
+    index: Tensor
+
+    @classmethod
+    def of(cls, rows: Sequence[_Row], shape: torch.Size) -> _Spans:
+        found = [
+            (place * shape[1] + len(turn.prompt_ids), turn, reward)
+            for place, row in enumerate(rows)
+            for turn, reward in row.turns
+            if turn.author != "expert" and turn.completion.token_ids
+        ]
+        turns = [turn for _, turn, _ in found]
+        sizes = torch.tensor([len(turn.completion.token_ids) for turn in turns], dtype=torch.long)
+        starts = torch.tensor([start for start, _, _ in found], dtype=torch.long) - (sizes.cumsum(0) - sizes)
+        index = starts.repeat_interleave(sizes) + torch.arange(int(sizes.sum()))
+        return cls(shape=shape, turns=turns, rewards=[r for _, _, r in found], sizes=sizes, index=index)
+
+    def placed(self, values: Iterable[float], dtype: torch.dtype, elsewhere: float) -> Tensor:
+        """Values of the turns, or of all their generated tokens, as rows."""
+        numbers = _tensor(values, dtype)
+        if len(numbers) != len(self.index):
+            numbers = numbers.repeat_interleave(self.sizes)
+        rows = torch.full(self.shape, elsewhere, dtype=dtype)
+        rows.view(-1)[self.index] = numbers
+        return rows
+
+    def on_last_tokens(self) -> Tensor:
+        """Each turn's reward on its last generated token, as rows."""
+        rows = torch.zeros(self.shape)
+        rows.view(-1)[self.index[self.sizes.cumsum(0) - 1]] = _tensor(self.rewards, torch.float32)
+        return rows
 
 
 def padding_batch() -> RolloutBatch:
