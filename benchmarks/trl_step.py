@@ -278,7 +278,9 @@ def main() -> None:
             ratios = ", ".join(f"{name} {value:.2f}" for name, value in results[-1]["trl/sorl"].items())
             print(f"{'':11} trl/sorl: {ratios}", flush=True)
     versions = {"torch": torch.__version__, "transformers": transformers.__version__, "trl": trl.__version__}
-    settings = {key: value for key, value in vars(options).items() if key not in ("output", "profile", "side", "folder")}
+    settings = {
+        key: value for key, value in vars(options).items() if key not in ("output", "profile", "side", "folder")
+    }
     report = {"settings": settings, "versions": versions, "machine": platform.machine(), "results": results}
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
