@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 from benchmarks.costs import Costs
 from benchmarks.scaling import Split, changed, simulate, splits_of
+from benchmarks.scaling_check import Measured, fit, predict
 from benchmarks.workload import Lengths, Load
 
 # 10 parameters of 2 bytes, 10 bytes / s, 50 FLOPs / s: a step is 2 s to read the weights, and 0.4 s a request.
@@ -118,3 +119,32 @@ def test_settings_are_changed_by_name_and_refused_by_it() -> None:
         changed(Costs(), ["rat=3"])
     with pytest.raises(ValueError, match=r"Costs\.rate must be above 0, got 0"):
         Costs(rate=0.0)
+
+
+# A collection of 2 groups of 2, two turns of 3 tokens each: two rounds of 0.5 x 3 + 0.1 x 4 seconds, 0.2 x 4 to open.
+TIMED = Measured(step=0.5, request=0.1, opening=0.2, token=0.01, loading=1.0)
+RECORD = {"turns": [[3, 3]] * 4}
+
+
+def test_rounds_take_as_long_as_their_longest_turn_and_all_their_requests() -> None:
+    rounds, opening, training = 2 * 1.9, 0.8, 24 * 0.01
+    seconds = predict(TIMED, [RECORD], 2, 0, 0, 3)
+    assert seconds == pytest.approx(1.0 + rounds + opening + training, rel=1e-6)
+    slow = dataclasses.replace(TIMED, token=5.0)  # a collection trains for 120 s, and hides the next one's rounds
+    assert predict(slow, [RECORD], 2, 1, 0, 4) == pytest.approx(1.0 + 120.0, rel=1e-6)
+
+
+def test_costs_are_read_off_a_run() -> None:
+    def record(*turns: list[int]) -> dict[str, object]:
+        rounds = []
+        for column in range(max(map(len, turns))):
+            tokens = [own[column] for own in turns if column < len(own)]
+            seconds = 0.5 * max(tokens) + 0.1 * len(tokens)
+            rounds.append({"longest": max(tokens), "requests": len(tokens), "seconds": seconds})
+        collecting = sum(r["seconds"] for r in rounds) + 0.2 * len(turns)
+        training = 0.01 * sum(map(sum, turns))
+        seconds = collecting + training + 1.0
+        return {"turns": turns, "rounds": rounds, "collecting": collecting, "loading": 1.0, "seconds": seconds}
+
+    costs = fit([record([3, 5], [2], [4]), record([1, 1, 1], [6, 2, 2])])
+    assert dataclasses.astuple(costs) == pytest.approx(dataclasses.astuple(TIMED), rel=1e-9)
