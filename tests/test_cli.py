@@ -200,7 +200,10 @@ def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> No
         (["--data.group_size", "1"], "data.group_size must be at least 2, got 1"),
         (["--data.max_turns", "0"], "data.max_turns must be at least 1, got 0"),
         (["--data.context_limit", "20"], "leaves no room in context_limit=20"),
-        (["--model.policy", "nowhere/at/all"], "model.policy: there is no folder 'nowhere/at/all', and a Hub id is"),
+        (
+            ["--model.policy", "nowhere/at/all"],
+            "model.policy: no model at 'nowhere/at/all': there is no such folder",
+        ),
         (["--model.policy", "runs/coin_student/policy"], "sorl fit --config sorl:coin_student makes it"),
         (["--model.policy", "small.yaml"], "sorl export CHECKPOINT FOLDER"),
         (["--model.objective.ratio", "word"], "ratio"),

@@ -165,7 +165,7 @@ def test_a_frozen_copy_stays_what_it_was() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: load_tokenizer("no/such/folder"), "'no/such/folder' holds no tokenizer"),
+        (lambda: load_tokenizer("no/such/folder"), "no tokenizer at 'no/such/folder': there is no such folder"),
         (lambda: load_tokenizer("sorl:nothing"), "'sorl:nothing' does not ship with the package"),
         (lambda: SmallLlama(tokenizer="sorl:textworld", hidden_size=48).load(), "multiple of head_dim=32, got 48"),
     ],

@@ -48,6 +48,7 @@ class Pretrained(ModelSource):
         Raises:
             ConfigurationError: there is no such model, or its log-probabilities cannot be computed in chunks.
         """
+        check_place(self.path)
         tokenizer = load_tokenizer(self.path)
         if (Path(self.path) / "adapter_config.json").exists():
             raise ConfigurationError(
@@ -134,8 +135,8 @@ def recompute_activations(model: PreTrainedModel) -> None:
     enable({"use_reentrant": False})
 
 
-def check_place(path: str) -> None:
-    """Refuse what is neither a folder that exists nor can be a Hub id, without asking the Hub.
+def check_place(path: str, what: str = "model") -> None:
+    """Refuse a place of a model or tokenizer that is neither a folder nor can be a Hub id, without asking the Hub.
 
     Raises:
         ConfigurationError: it is a file, or looks like a folder that is not there.
@@ -143,12 +144,12 @@ def check_place(path: str) -> None:
     place = Path(path)
     if place.is_file():
         raise ConfigurationError(
-            f"{path!r} is a file, and a model is a folder or a Hub id: sorl export CHECKPOINT FOLDER makes a folder of "
-            "a checkpoint"
+            f"{path!r} is a file, and a {what} is a folder or a Hub id: sorl export CHECKPOINT FOLDER makes a folder "
+            "of a checkpoint"
         )
     hub_id = path.count("/") <= 1 and not path.startswith((".", "/", "~"))
     if not hub_id and not place.is_dir():
-        raise ConfigurationError(f"there is no folder {path!r}, and a Hub id is NAME or OWNER/NAME")
+        raise ConfigurationError(f"no {what} at {path!r}: there is no such folder, and a Hub id is NAME or OWNER/NAME")
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
@@ -157,7 +158,7 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     Raises:
         ConfigurationError: there is none.
     """
-    check_place(path)
+    check_place(path, "tokenizer")
     try:
         return AutoTokenizer.from_pretrained(asset_folder(path))
     except (OSError, ValueError) as error:
