@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -227,6 +228,32 @@ def test_where_no_bar_can_move_a_run_says_a_line_a_collection(small: list[str], 
     assert "sorl: collection" not in capsys.readouterr().out
 
 
+def test_figures_of_a_validation_are_said_once(small: list[str], capsys) -> None:
+    often = [
+        "--trainer.limit_val_batches",
+        "1.0",
+        "--trainer.check_val_every_n_epoch",
+        "2",
+        "--trainer.max_epochs",
+        "3",
+    ]
+    main([*small, *often, "--trainer.enable_progress_bar", "true"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("sorl: collection")]
+    assert ["val/success" in line for line in lines] == [False, True, False]
+
+
+def test_a_test_without_a_checkpoint_says_so_and_a_report_shows_the_run_that_trained(small: list[str], capsys) -> None:
+    main(small)
+    main(["test", *small[1:]])
+    assert "sorl: no --ckpt_path is given: this measures model.policy as it is" in capsys.readouterr().out
+    (checkpoint,) = Path("runs").rglob("version_0/checkpoints/last.ckpt")
+    main(["test", *small[1:], "--ckpt_path", str(checkpoint)])
+    assert "--ckpt_path" not in capsys.readouterr().out
+    pytest.importorskip("jinja2")
+    main(["report", "runs"])
+    assert re.search(r"holds \d runs; the latest that trained is \S*version_0$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_a_setting_is_refused_before_the_warm_start_is_trained(small: list[str], capsys) -> None:
     Path("start.yaml").write_text("warm_start: {config: small.yaml, folder: made/policy}")
     extra = ["--config", "start.yaml", "--model.policy", "sorl_lightning.models.Pretrained"]
@@ -243,7 +270,9 @@ def test_the_warm_start_is_trained_once_and_then_found(small: list[str], capfd) 
     extra = ["--config", "start.yaml", "--model.policy", "sorl_lightning.models.Pretrained"]
     for told in (True, False):
         main([*small, *extra, "--model.policy.path", "made/policy"])
-        assert ("made/policy is not there yet: training it" in capfd.readouterr().out) == told
+        said = capfd.readouterr().out
+        assert ("made/policy is not there yet: training it" in said) == told
+        assert ("made/policy is there, and is not trained again" in said) != told
 
 
 def test_debug_shows_where_an_error_came_from(small: list[str]) -> None:

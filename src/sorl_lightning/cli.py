@@ -120,7 +120,14 @@ class AgentCLI(LightningCLI):
         config = self.config[self.subcommand]
         check_policy(config.model.policy, used_warm_start(config))
 
-    before_validate = before_test = before_fit
+    def before_validate(self) -> None:
+        """The same, and what is measured is said."""
+        self.before_fit()
+        config = self.config[self.subcommand]
+        if config.get("ckpt_path") is None:
+            print("sorl: no --ckpt_path is given: this measures model.policy as it is, before any training", flush=True)
+
+    before_test = before_validate
 
 
 # What libraries raise at a setting that they refuse, before anything runs.

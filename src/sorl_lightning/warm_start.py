@@ -36,8 +36,11 @@ class TrainedFirst(Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if trainer.is_global_zero and not Path(self.warm_start.folder).exists():
-            prepare(self.warm_start.config, self.warm_start.folder)
+        folder = self.warm_start.folder
+        if trainer.is_global_zero and Path(folder).exists():
+            print(f"sorl: {folder} is there, and is not trained again; remove it to have it made anew", flush=True)
+        elif trainer.is_global_zero:
+            prepare(self.warm_start.config, folder)
         trainer.strategy.barrier()
 
 

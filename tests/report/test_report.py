@@ -200,7 +200,7 @@ def test_the_command_writes_the_file_and_takes_the_latest_run(made: list[Path], 
     for number in (0, 1):
         write_run(tmp_path / f"logs/version_{number}", collections=2, trajectories=0)
     main(["report", "--output", str(target), str(tmp_path / "logs")])
-    assert "holds 2 runs; the latest is" in capsys.readouterr().out
+    assert "holds 2 runs; the latest that trained is" in capsys.readouterr().out
     assert "version_1" in target.read_text()
 
 

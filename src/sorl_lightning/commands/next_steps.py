@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from sorl_lightning.commands.pages import SUBCOMMANDS, TOPICS
 from sorl_lightning.errors import ConfigurationError
 
+OWN_CLASS = "a class of your own is MODULE.CLASS, with MODULE.py in this folder or on PYTHONPATH"
+
 
 def check_command(word: str, commands: Sequence[str]) -> None:
     """Refuse a first word that is no command.
@@ -30,6 +32,8 @@ def next_step(message: str, arguments: Sequence[str], run: Callable[[list[str]],
         run: runs a subcommand; asked for the options that there are.
     """
     command = arguments[0] if arguments else ""
+    if "import path" in message and command not in SUBCOMMANDS:
+        return f"sorl envs lists what ships; {OWN_CLASS}"
     if command not in SUBCOMMANDS:
         return f"sorl {command} --help lists its options" if command.isidentifier() else "sorl --help lists commands"
     if "arguments are required" in message or "expected one argument" in message:
@@ -48,7 +52,7 @@ def next_step(message: str, arguments: Sequence[str], run: Callable[[list[str]],
         listed = (
             "sorl envs lists what ships" if "environment" in key[1] else f"sorl {command} --help all names what ships"
         )
-        return f"{listed}; a class of your own is MODULE.CLASS, with MODULE.py in this folder or on PYTHONPATH"
+        return f"{listed}; {OWN_CLASS}"
     topic = next((t for t in TOPICS if f'"{t}.' in message), "")
     return f"sorl {command} --help{f' {topic}' if topic else ''} lists what there is"
 

@@ -55,7 +55,7 @@ def report(
     for place in runs:
         folder, count = found_run(place)
         if count > 1:
-            print(f"sorl: {place} holds {count} runs; the latest is {folder}")
+            print(f"sorl: {place} holds {count} runs; the latest that trained is {folder}")
         if folder in folders:
             raise ConfigurationError(f"runs: {str(folder)!r} is given twice")
         folders.append(folder)

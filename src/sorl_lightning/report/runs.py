@@ -56,6 +56,8 @@ class Run:
 def found_run(place: str) -> tuple[Path, int]:
     """The folder of the run in or below ``place``, the latest of several, and how many there are.
 
+    What ``sorl validate`` and ``sorl test`` have written counts only where nothing was trained.
+
     Raises:
         ConfigurationError: there is none.
     """
@@ -71,7 +73,8 @@ def found_run(place: str) -> tuple[Path, int]:
         raise ConfigurationError(
             f"runs: {place!r} is no run: there is no TensorBoard event file ({EVENTS}) in it or below it"
         )
-    return max(folders, key=lambda folder: max(file.stat().st_mtime for file in folder.glob(EVENTS))), len(folders)
+    trained = [folder for folder in folders if (folder / BY_COLLECTION).is_dir()] or folders
+    return max(trained, key=lambda folder: max(file.stat().st_mtime for file in folder.glob(EVENTS))), len(folders)
 
 
 def has_events(folder: Path) -> bool:

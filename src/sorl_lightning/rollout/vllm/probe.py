@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel
@@ -20,8 +21,8 @@ PROMPT, SAMPLED = 24, 16  # tokens
 TEMPERATURE = 0.5  # not 1: a server that leaves the temperature out of its log-probabilities shows
 
 
-class Nowhere(Environment):
-    """The environment of a request that belongs to no episode."""
+class Nowhere:
+    """The environment of a request that belongs to no episode; not derived, or it would be listed for users."""
 
     def tasks(self, split: str) -> Sequence[Task]:
         """None."""
@@ -46,7 +47,7 @@ def probe_request(vocabulary: int, context: int) -> GenerationRequest:
         stop_token_ids=(),
         temperature=TEMPERATURE,
         seed=0,
-        environment=Nowhere(),
+        environment=cast(Environment, Nowhere()),
     )
 
 
