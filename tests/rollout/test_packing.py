@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.rollout.packing import balance, lengths, pack, padding_batch, select
-from sorl_lightning.types import Completion, Ending, Task, Trajectory, Turn
+from sorl_lightning.types import Completion, Ending, RolloutBatch, Task, Trajectory, Turn
 
 
 def turn(index: int, prompt: list[int], generated: list[int], reward: float = 0.0) -> Turn:
@@ -97,3 +97,18 @@ def test_a_budget_counts_padding_where_a_model_computes_it() -> None:
     balance(torch.tensor([10, 2]), 1, token_budget=12)
     with pytest.raises(ConfigurationError, match=r"need 20"):
         balance(torch.tensor([10, 2]), 1, token_budget=12, padded=True)
+
+
+def test_rows_are_the_same_whatever_the_default_type() -> None:
+    def packed() -> RolloutBatch:
+        return pack([trajectory(turn(0, [1, 7], [20, 2], 0.5))])
+
+    single = packed()
+    torch.set_default_dtype(torch.float64)
+    try:
+        double = packed()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for name in ("behaviour_logprobs", "rewards"):
+        assert getattr(double, name).dtype == getattr(single, name).dtype == torch.float32
+        assert torch.equal(getattr(double, name), getattr(single, name))

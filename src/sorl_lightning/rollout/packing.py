@@ -128,7 +128,7 @@ class _Spans:
 
     def on_last_tokens(self) -> Tensor:
         """Each turn's reward on its last generated token, as rows."""
-        rows = torch.zeros(self.shape)
+        rows = torch.zeros(self.shape, dtype=torch.float32)
         rows.view(-1)[self.index[self.sizes.cumsum(0) - 1]] = _tensor(self.rewards, torch.float32)
         return rows
 
