@@ -15,6 +15,7 @@ import json
 import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -26,8 +27,8 @@ from sorl_lightning.rollout.engines.local import LocalEngine
 TURNS = (1, 2, 4, 8, 16, 32)
 
 
-def build_model(hidden_size: int, layers: int, vocabulary: int, positions: int) -> LlamaForCausalLM:
-    """A Llama with heads of width 32 and random weights."""
+def build_model(hidden_size: int, layers: int, vocabulary: int, positions: int, **settings: Any) -> LlamaForCausalLM:
+    """A Llama with heads of width 32 and random weights; ``settings`` are further ones of its configuration."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -38,7 +39,7 @@ def build_model(hidden_size: int, layers: int, vocabulary: int, positions: int) 
         num_key_value_heads=hidden_size // 32,
         head_dim=32,
         max_position_embeddings=positions,
-        tie_word_embeddings=True,
+        **{"tie_word_embeddings": True, **settings},
     )
     return LlamaForCausalLM(config)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from generation_by_turns import build_model
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from sorl_lightning.functional.turns import row_lengths
 from sorl_lightning.networks import PolicyNetwork
@@ -30,18 +30,8 @@ Rows = tuple[Tensor, Tensor, Tensor]
 
 def network(options: argparse.Namespace) -> PolicyNetwork:
     """A Llama with random weights."""
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=options.vocabulary,
-        hidden_size=options.hidden,
-        intermediate_size=3 * options.hidden,
-        num_hidden_layers=options.layers,
-        num_attention_heads=options.hidden // 32,
-        num_key_value_heads=options.hidden // 32,
-        head_dim=32,
-        max_position_embeddings=16384,
-    )
-    return PolicyNetwork(LlamaForCausalLM(config))
+    model = build_model(options.hidden, options.layers, options.vocabulary, 16384, tie_word_embeddings=False)
+    return PolicyNetwork(model)
 
 
 def step(policy: PolicyNetwork, micro_batches: list[Rows]) -> float:

@@ -10,8 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from generation_by_turns import build_model
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 CALL = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 QUESTION = "Look around until you have seen every room of the house, then say which of them holds the coin."
@@ -60,22 +61,9 @@ def build(folder: Path, template: str, words: int, hidden: int, layers: int, voc
     prompt = tokenizer.apply_chat_template(messages, tools=[look], add_generation_prompt=True, return_dict=False)
     script = [f"<w{place}>" for place in range(words - 2)] + [CALL, tokenizer.eos_token]
     said = [prompt[-1], *tokenizer.convert_tokens_to_ids(script)]
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=max(vocabulary, len(tokenizer)),
-        hidden_size=hidden,
-        intermediate_size=3 * hidden,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden // 32,
-        num_key_value_heads=hidden // 32,
-        head_dim=32,
-        max_position_embeddings=8192,
-        tie_word_embeddings=False,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=None,
-    )
-    model = LlamaForCausalLM(config)
+    size = max(vocabulary, len(tokenizer))
+    ends = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
+    model = build_model(hidden, layers, size, 8192, tie_word_embeddings=False, **ends)
     with torch.no_grad():
         model.model.embed_tokens.weight.normal_()
         head, embedding = model.lm_head.weight, model.model.embed_tokens.weight

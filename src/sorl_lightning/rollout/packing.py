@@ -63,20 +63,23 @@ def pack(trajectories: Sequence[Trajectory]) -> RolloutBatch:
     ids = pad_sequence([_tensor(row.ids, torch.long) for row in rows], batch_first=True)
     spans = _Spans.of(rows, ids.shape)
     completions = [turn.completion for turn in spans.turns]
-    by_teacher = [turn.author == "teacher" for turn in spans.turns]
+    indices = _tensor((turn.index for turn in spans.turns), torch.long)
+    by_teacher = _tensor((turn.author == "teacher" for turn in spans.turns), torch.bool)
+    logprobs = _tensor(chain.from_iterable(completion.logprobs for completion in completions), torch.float32)
+    versions = _tensor(chain.from_iterable(completion.policy_version for completion in completions), torch.long)
     zeros = torch.zeros(ids.shape)
     return RolloutBatch(
         input_ids=ids,
         position_ids=torch.arange(ids.shape[1]).expand(ids.shape),
-        turn=spans.placed([turn.index for turn in spans.turns], torch.long, -1),
+        turn=spans.placed(indices.repeat_interleave(spans.sizes), -1),
         trajectory=torch.tensor([row.trajectory for row in rows])[:, None].expand(ids.shape),
-        behaviour_logprobs=spans.placed(chain.from_iterable(c.logprobs for c in completions), torch.float32, 0.0),
-        policy_version=spans.placed(chain.from_iterable(c.policy_version for c in completions), torch.long, -1),
+        behaviour_logprobs=spans.placed(logprobs, 0.0),
+        policy_version=spans.placed(versions, -1),
         rewards=spans.on_last_tokens(),
         advantages=zeros,
         trajectory_weights=zeros,
         turn_weights=zeros,
-        by_teacher=spans.placed(by_teacher, torch.bool, False) if any(by_teacher) else None,
+        by_teacher=spans.placed(by_teacher.repeat_interleave(spans.sizes), False) if by_teacher.any() else None,
     )
 
 
@@ -117,13 +120,10 @@ class _Spans:
         index = starts.repeat_interleave(sizes) + torch.arange(int(sizes.sum()))
         return cls(shape=shape, turns=turns, rewards=[r for _, _, r in found], sizes=sizes, index=index)
 
-    def placed(self, values: Iterable[float], dtype: torch.dtype, elsewhere: float) -> Tensor:
-        """Values of the turns, or of all their generated tokens, as rows."""
-        numbers = _tensor(values, dtype)
-        if len(numbers) != len(self.index):
-            numbers = numbers.repeat_interleave(self.sizes)
-        rows = torch.full(self.shape, elsewhere, dtype=dtype)
-        rows.view(-1)[self.index] = numbers
+    def placed(self, values: Tensor, elsewhere: float) -> Tensor:
+        """A value for each generated token, as rows."""
+        rows = torch.full(self.shape, elsewhere, dtype=values.dtype)
+        rows.view(-1)[self.index] = values
         return rows
 
     def on_last_tokens(self) -> Tensor:
