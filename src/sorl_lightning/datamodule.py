@@ -22,13 +22,13 @@ from sorl_lightning.control import HasTeacher, Learner, RolloutBudget, TurnAutho
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.padding_free import is_padding_free
+from sorl_lightning.rollout.arena import Arena
 from sorl_lightning.rollout.background import Background, refuse_leftovers
 from sorl_lightning.rollout.chat import Chat, ChatFormat
 from sorl_lightning.rollout.collector import Collection, Collector, Guests, Reward, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.engines import ExpertEngine, LocalEngine
-from sorl_lightning.rollout.environment import Environment, HasClose
-from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.environment import Environment
 from sorl_lightning.rollout.gate import check_streaming
 from sorl_lightning.rollout.metrics import constant_group_ids
 from sorl_lightning.rollout.packing import finite_rows, pack
@@ -145,8 +145,7 @@ class RolloutDataModule(L.LightningDataModule):
         self.rollout_budget = RolloutBudget(ceiling=max_turns, max_turns=max_turns)
         self.turn_author = TurnAuthor()
         self.collection: Collection | None = None
-        self._loop = EventLoopThread()
-        self._attached: list[RolloutEngine] = []
+        self._arena = Arena(environment)
         self._guest_engines: dict[Author, RolloutEngine] = {}
         self._tasks: dict[str, Sequence[Task]] = {}
         self._background: Background | None = None
@@ -248,12 +247,7 @@ class RolloutDataModule(L.LightningDataModule):
         """Give back engines, environment and loop; the next collection starts them anew."""
         if self._background is not None:
             self._background.suspend()
-        for engine in self._attached:
-            engine.close()
-        self._attached = []
-        if isinstance(self.environment, HasClose):
-            self._loop.settle(self.environment.close())
-        self._loop.close()
+        self._arena.close()
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -392,7 +386,7 @@ class RolloutDataModule(L.LightningDataModule):
         def attempt() -> Collection:
             self._prepare(collector.engine, learner.policy_model, full_weights(learner.policy_model))
             playing = collector.collect(share, max_turns, seed, index, learner.policy_version, own, check_prompts)
-            return self._loop.run(playing)
+            return self._arena.run(playing)
 
         collection = self._despite_outages(attempt)
         self._check_trajectories(collection, len(tasks))
@@ -426,7 +420,7 @@ class RolloutDataModule(L.LightningDataModule):
         if self._background is None:
             size = self.tasks_per_collection
             self._background = Background(
-                self._loop,
+                self._arena.loop,
                 self.engine,
                 size,
                 self.max_staleness,
@@ -508,9 +502,7 @@ class RolloutDataModule(L.LightningDataModule):
     def _prepare(self, engine: RolloutEngine, model: PreTrainedModel, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Attach ``engine`` where it is new, and give it weights."""
         learner = self._learner()
-        if engine not in self._attached:
-            engine.attach(model, learner.tokenizer)
-            self._attached.append(engine)
+        self._arena.attach(engine, model, learner.tokenizer)
         played = self._background if engine is self.engine else None
         with contextlib.nullcontext() if played is None else played.new_weights(learner.policy_version):
             engine.load_weights(weights, learner.policy_version)

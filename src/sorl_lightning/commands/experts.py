@@ -13,8 +13,8 @@ from jsonargparse import auto_cli
 
 from sorl_lightning.commands.listing import show
 from sorl_lightning.errors import ConfigurationError, RolloutError
-from sorl_lightning.rollout.environment import Environment, HasClose
-from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.arena import Arena
+from sorl_lightning.rollout.environment import Environment
 from sorl_lightning.rollout.expert_play import ExpertEpisode, play_expert
 from sorl_lightning.shipped import shipped
 
@@ -70,18 +70,14 @@ def figures_of(name: str, tasks: int, split: str) -> Row:
     """Figures of a world, or why there are none under "missing"."""
     data = yaml.safe_load(shipped("configs")[WORLDS[name]].read_text())["data"]
     row: Row = {"world": name, "config": f"sorl:{WORLDS[name]}", "turn_limit": data["max_turns"]}
-    loop = EventLoopThread()
     words = [json.dumps(data["environment"])]
     environment: Environment = auto_cli(itself, args=words, allow_abbrev=False, exit_on_error=False)
     try:
-        chosen = environment.tasks(split)[:tasks]
-        episodes = [loop.run(play_expert(environment, task, data["max_turns"])) for task in chosen]
+        with Arena(environment) as arena:
+            chosen = environment.tasks(split)[:tasks]
+            episodes = [arena.run(play_expert(environment, task, data["max_turns"])) for task in chosen]
     except (ConfigurationError, RolloutError) as error:
         return {**row, "missing": str(error) + (f"; its data: {DATA[name]}" if name in DATA else "")}
-    finally:
-        if isinstance(environment, HasClose):
-            loop.settle(environment.close())
-        loop.close()
     return {**row, **summed(episodes)}
 
 

@@ -16,12 +16,12 @@ from sorl_lightning.commands.targets import absent
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import source_of
 from sorl_lightning.rollout import environments  # noqa: F401  so that --environment takes their names alone
+from sorl_lightning.rollout.arena import Arena
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.collector import Collection, Collector, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine
 from sorl_lightning.rollout.engines import LocalEngine
-from sorl_lightning.rollout.environment import Environment, HasClose
-from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.environment import Environment
 from sorl_lightning.trajectory_files import SCHEMA, TrajectoryFiles
 from sorl_lightning.types import Task
 
@@ -85,18 +85,11 @@ def play(
     seed: int,
 ) -> Collection:
     """Play ``tasks`` with the collector's engine, and give everything back."""
-    engine, environment = collector.engine, collector.environment
-    loop = EventLoopThread()
     network.to("cuda" if torch.cuda.is_available() else "cpu")  # type: ignore[arg-type]
-    engine.attach(network, tokenizer)
-    try:
-        engine.load_weights(network.named_parameters(), 0)
-        return loop.run(collector.collect(tasks, max_turns, seed))
-    finally:
-        engine.close()
-        if isinstance(environment, HasClose):
-            loop.settle(environment.close())
-        loop.close()
+    with Arena(collector.environment) as arena:
+        arena.attach(collector.engine, network, tokenizer)
+        collector.engine.load_weights(network.named_parameters(), 0)
+        return arena.run(collector.collect(tasks, max_turns, seed))
 
 
 def show(collection: Collection, tokenizer: PreTrainedTokenizerBase, output: str | None) -> None:
