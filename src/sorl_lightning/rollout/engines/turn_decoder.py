@@ -35,14 +35,17 @@ class TurnDecoder:
 
     Attributes:
         lock: held by whoever decodes or changes the model's weights, which may be two threads.
+        version: of the model's weights; None: there are none.
         forwarded_tokens: tokens that went through the model so far, padding not counted.
     """
 
     def __init__(self, model: PreTrainedModel, max_batch: int) -> None:
         self.model = model
         self.max_batch = max_batch
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
+        self.version: int | None = None
         self.forwarded_tokens = 0
+        self._stopped = False
         # transformers renamed the argument; both names are in use among the versions supported.
         known = inspect.signature(model.forward).parameters
         self._cache_argument = "cache" if "cache" in known else "past_key_values"
@@ -51,17 +54,28 @@ class TurnDecoder:
 
     def clear(self) -> None:
         """Forget every key and value, but not how long sequences became: the next cache need not grow again."""
-        self._cache = RowCache(self._cache.slots)
-        self._seats: list[TrajectoryKey] = []
-        self._cached_ids: dict[TrajectoryKey, tuple[int, ...]] = {}
+        with self.lock:
+            self._cache = RowCache(self._cache.slots)
+            self._seats: list[TrajectoryKey] = []
+            self._cached_ids: dict[TrajectoryKey, tuple[int, ...]] = {}
 
-    @torch.inference_mode()
-    def decode(self, requests: Iterable[GenerationRequest], version: int) -> dict[TrajectoryKey, Completion]:
+    def stop(self) -> None:
+        """Decode no more: a turn that another thread is at ends with an error at its next token."""
+        self._stopped = True
+
+    def decode(self, requests: Iterable[GenerationRequest]) -> dict[TrajectoryKey, Completion]:
         """One turn for every request; trajectories without one are forgotten.
 
         Raises:
             RolloutError: the model computed NaN.
+            RuntimeError: there are no weights, or ``stop`` was called.
         """
+        with self.lock, torch.inference_mode():
+            if self.version is None:
+                raise RuntimeError("LocalEngine has no weights; call load_weights first")
+            return self._decode(requests, self.version)
+
+    def _decode(self, requests: Iterable[GenerationRequest], version: int) -> dict[TrajectoryKey, Completion]:
         waiting = {request.trajectory: request for request in requests}
         try:
             self._seat(sorted(waiting))
@@ -132,6 +146,8 @@ class TurnDecoder:
 
     def _forward(self, batch: TokenBatch) -> Float[Tensor, "B V"]:
         """Logits after the last token of each row."""
+        if self._stopped:
+            raise RuntimeError("LocalEngine was closed while a turn was decoded")
         device = self.model.device
         length = max(positions[-1] for positions in batch.positions) + 1
         positions = torch.tensor(batch.positions, device=device)
