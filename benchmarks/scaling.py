@@ -24,7 +24,7 @@ from benchmarks.costs import Costs
 from benchmarks.simulated import Errands, Trainer
 from benchmarks.workload import Equal, Lengths, Load, Servers
 
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.pool import GroupPool
 from sorl_lightning.testing.virtual_time import run_in_virtual_time
 

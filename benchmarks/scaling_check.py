@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from benchmarks.simulated import Errands, SimulatedEngine, Trainer, one_token, position_of
 
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey, derive_seed
 from sorl_lightning.rollout.pool import GroupPool
 from sorl_lightning.testing.virtual_time import run_in_virtual_time

@@ -24,7 +24,7 @@ from sorl_lightning.datamodule import RolloutDataModule
 from sorl_lightning.models import Pretrained
 from sorl_lightning.module import AgentModule
 from sorl_lightning.objectives import PolicyGradient
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environments import TextWorldExpress
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from sorl_lightning.cli import main
-from sorl_lightning.rollout.collector import Collector
+from sorl_lightning.rollout.player import Player
 
 BASE: dict[str, Any] = {
     "trainer": {"max_epochs": 1, "accelerator": "cpu", "devices": 1, "limit_val_batches": 0, "logger": False,
@@ -188,7 +188,7 @@ def told(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: Any,
         raise RolloutStarted
 
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(Collector, "_turn", trip)
+    monkeypatch.setattr(Player, "_turn", trip)
     Path("bad.yaml").write_text(yaml.safe_dump(edited(settings)))
     with pytest.raises(SystemExit) as stop:
         main(["fit", "--config", "bad.yaml"])

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sorl_lightning import ranks
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.metrics import constant_groups, summarize
 from sorl_lightning.tally import Tally
 from sorl_lightning.types import LossTerms, RolloutBatch

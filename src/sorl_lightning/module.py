@@ -29,7 +29,7 @@ from sorl_lightning.held_out import held_out_figures
 from sorl_lightning.models import ModelSource, source_of
 from sorl_lightning.networks import PolicyNetwork, frozen
 from sorl_lightning.objectives import Objective
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.sharding import ShardingPlan, gradient_norm
 from sorl_lightning.step_guard import StepGuard
 from sorl_lightning.student_teacher import check_teacher, forward, meet

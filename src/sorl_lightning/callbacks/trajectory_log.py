@@ -20,7 +20,7 @@ from sorl_lightning import ranks
 from sorl_lightning.callbacks.token_records import TokenRecords, record_of
 from sorl_lightning.control import HasTokenFigures, Learner, owner_of
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.trajectory_files import SCHEMA, Record, TrajectoryFiles
 from sorl_lightning.types import RolloutBatch
 

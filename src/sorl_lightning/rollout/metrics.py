@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.stream_figures import StreamFigures
 from sorl_lightning.types import Ending, Trajectory
 
