@@ -8,3 +8,4 @@ python start_up.py --repeats 3 --output $OUT/start_up.json
 python generation_by_turns.py --output $OUT/generation_by_turns.json
 python trl_step.py --loss distillation --turns 1 8 --steps 2 --output $OUT/trl_distillation.json
 python trl_step.py --loss grpo --steps 2 --profile $OUT/profile.txt --output $OUT/trl_grpo.json
+python loop_blocking.py --output $OUT/loop_blocking.json

@@ -9,13 +9,20 @@ from collections.abc import Awaitable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
+from sorl_lightning.rollout.loop_watchdog import LoopWatchdog
+
 T = TypeVar("T")
 
 
 class EventLoopThread:
-    """One asyncio loop in a thread of its own, started at first use and kept for connections that outlive a call."""
+    """One asyncio loop in a thread of its own, started at first use and kept for connections that outlive a call.
+
+    Attributes:
+        watchdog: who held the loop up for longer than 0.1 s, and for how long.
+    """
 
     def __init__(self) -> None:
+        self.watchdog = LoopWatchdog()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
 
@@ -35,9 +42,10 @@ class EventLoopThread:
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         """Start, and return at once; cancelling the future cancels the coroutine."""
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
+            self._loop = self.watchdog.new_loop()
             self._thread = threading.Thread(target=self._loop.run_forever, name="rollouts", daemon=True)
             self._thread.start()
+            self.watchdog.start(self._loop, self._thread)
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
@@ -47,6 +55,7 @@ class EventLoopThread:
         asyncio.run_coroutine_threadsafe(self._cancel_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
+        self.watchdog.stop()
         self._loop.close()
         self._loop = self._thread = None
 

@@ -1,0 +1,110 @@
+"""Who holds the loop up is named, once a place, and awaiting is no offence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.loop_watchdog import LoopWatchdog
+
+
+def sleep_on_the_job(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+class World:
+    async def step(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+        sleep_on_the_job(seconds)
+
+
+async def many(tasks: int, seconds: float) -> None:
+    await asyncio.gather(*(World().step(seconds) for _ in range(tasks)))
+
+
+@pytest.fixture
+def loop() -> Iterator[EventLoopThread]:
+    loop = EventLoopThread()
+    yield loop
+    loop.close()
+
+
+def functions(watchdog: LoopWatchdog) -> list[str]:
+    return ["" if place is None else place.function for place in watchdog.places]
+
+
+def test_a_block_is_named_with_its_length(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    loop.run(World().step(0.3))
+    loop.close()
+    assert 0.3 <= loop.watchdog.longest < 0.45
+    assert loop.watchdog.count == 1
+    [function] = functions(loop.watchdog)
+    assert function.endswith("sleep_on_the_job")
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "stood still for 0.3" in message or "stood still for 0.4" in message
+    assert f"{function} ({__file__}:18)" in message
+    assert "tasks in a row" not in message
+
+
+def test_awaiting_blocks_nobody(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    loop.run(asyncio.sleep(0.3))
+    loop.run(many(50, 0.0005))
+    loop.close()
+    assert (loop.watchdog.count, caplog.records) == (0, [])
+    assert 0.0 < loop.watchdog.longest < 0.1
+
+
+def test_a_place_is_logged_once_and_counted_always(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    loop.run(World().step(0.15))
+    loop.run(World().step(0.25))
+    loop.close()
+    assert len(caplog.records) == 1
+    [blocks] = loop.watchdog.places.values()
+    assert blocks.count == 2
+    assert 0.25 <= blocks.longest < 0.4
+
+
+def test_many_short_steps_in_a_row_are_told_from_a_long_one(
+    loop: EventLoopThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop.run(many(15, 0.02))
+    loop.close()
+    [message] = [record.getMessage() for record in caplog.records]
+    assert "tasks in a row" in message
+    assert 0.3 <= loop.watchdog.longest < 0.6
+
+
+def test_just_over_the_threshold_is_seen_too(loop: EventLoopThread) -> None:
+    """However the look-outs fall: a block of 0.13 s is named wherever it begins between two of them."""
+    for pause in range(8):
+        loop.run(asyncio.sleep(0.012 * pause))
+        loop.run(World().step(0.13))
+    loop.close()
+    assert loop.watchdog.count == 8
+    assert all(function.endswith("sleep_on_the_job") for function in functions(loop.watchdog))
+
+
+def test_each_loop_has_its_own_and_none_leaves_a_thread(caplog: pytest.LogCaptureFixture) -> None:
+    before, loops = threading.active_count(), [EventLoopThread() for _ in range(3)]
+    blocked, *others = loops
+    waiting = [loop.submit(asyncio.sleep(0.2)) for loop in others]
+    blocked.run(World().step(0.2))
+    assert threading.active_count() == before + 6
+    for future in waiting:
+        future.result()
+    for loop in loops:
+        loop.close()
+        loop.close()
+    assert [loop.watchdog.count for loop in loops] == [1, 0, 0]
+    assert threading.active_count() == before
+    blocked.run(World().step(0.2))  # a second life
+    blocked.close()
+    assert blocked.watchdog.count == 2
+    assert len(caplog.records) == 1
+    assert caplog.records[0].levelno == logging.WARNING
