@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+Held = TypeVar("Held")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +30,7 @@ class TeacherScores:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> TeacherScores:
         """A copy with ``function`` applied to every tensor."""
-        return TeacherScores(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})
+        return _mapped(self, function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +48,7 @@ class Comparison:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Comparison:
         """A copy with ``function`` applied to every tensor."""
-        return Comparison(**{f.name: function(getattr(self, f.name)) for f in dataclasses.fields(self)})
+        return _mapped(self, function)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +101,7 @@ class RolloutBatch:
 
     def map(self, function: Callable[[Tensor], Tensor]) -> RolloutBatch:
         """A copy with ``function`` applied to every tensor that is there."""
-        held = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        changes: dict[str, Any] = {
-            name: function(value) if isinstance(value, Tensor) else value.map(function)
-            for name, value in held.items()
-            if value is not None
-        }
-        return dataclasses.replace(self, **changes)
+        return _mapped(self, function)
 
     def replace(self, **changes: Any) -> RolloutBatch:
         """A copy with some fields exchanged."""
@@ -115,3 +111,14 @@ class RolloutBatch:
     def generated(self) -> Tensor:
         """The loss mask, bool [B, T]."""
         return self.turn >= 0
+
+
+def _mapped(held: Held, function: Callable[[Tensor], Tensor]) -> Held:
+    """A copy of a dataclass with ``function`` applied to every tensor in it, and in those that it holds."""
+    values = {f.name: getattr(held, f.name) for f in dataclasses.fields(held)}  # type: ignore[arg-type]
+    changes: dict[str, Any] = {
+        name: function(value) if isinstance(value, Tensor) else value.map(function)
+        for name, value in values.items()
+        if value is not None
+    }
+    return dataclasses.replace(held, **changes)  # type: ignore[type-var]
