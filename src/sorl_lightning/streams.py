@@ -20,9 +20,10 @@ from sorl_lightning.functional.weights import (
     trajectory_weights,
     turn_weights,
 )
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.engine import derive_seed
 from sorl_lightning.rollout.packing import balance, lengths, select
+from sorl_lightning.rollout.task_order import permutation
 from sorl_lightning.types import RolloutBatch, TurnStatistics
 
 Aggregation = Literal["trajectory", "token", "turn", "fixed"]
@@ -144,8 +145,3 @@ class EvaluationStream:
 
     def __iter__(self) -> Iterator[Sealed]:
         yield Sealed(self.evaluate())
-
-
-def permutation(length: int, seed: int) -> list[int]:
-    """Numbers below ``length`` in an order that depends on ``seed`` alone."""
-    return torch.randperm(length, generator=torch.Generator().manual_seed(seed)).tolist()

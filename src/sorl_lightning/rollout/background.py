@@ -9,10 +9,12 @@ from typing import Any
 
 from sorl_lightning import ranks
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.rollout.collector import Collection, Collector
+from sorl_lightning.rollout.collection import Collection, refuse_empty
+from sorl_lightning.rollout.collector import Collector
 from sorl_lightning.rollout.engine import RolloutEngine, derive_seed
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.gate import Gate
+from sorl_lightning.rollout.outages import despite_outages
 from sorl_lightning.rollout.pool import GroupPool
 from sorl_lightning.types import Task
 
@@ -50,40 +52,27 @@ class Background:
         self._pool: GroupPool | None = None
         self._saved: States = ()
 
-    def begin(self, collection: int) -> None:
-        """Be ready to train ``collection`` next: after the last one, after a resume, or from scratch.
+    def collect(
+        self, index: int, ready: Callable[[], Collector], max_turns: int, collections: int | None, version: int
+    ) -> Collection:
+        """Start what may start, and take the groups that finish next; the others play on.
+
+        Args:
+            index: of the collection, which is trained next.
+            ready: loads the engine's weights under ``new_weights``; the collector of what starts now, through ``gate``.
+            max_turns: most turns of a trajectory that starts now.
+            collections: still to be trained, this one included; None: no end is known.
+            version: of the policy's weights.
 
         Raises:
             ConfigurationError: what a checkpoint holds does not go with today's settings.
+            RolloutError: all groups failed, or the engine did for good.
         """
-        if self._pool is not None and self._pool.collection == collection and not self._saved:
-            return
-        saved, self._saved = self._saved, ()
-        drawn = max([state["drawn"] for state in saved], default=collection * self.tasks_per_collection)
-        quota = self.tasks_per_collection // ranks.count()
-        self._pool = GroupPool(self.gate, quota, self.max_staleness, collection, drawn)
-        if saved:
-            self._pool.restore(saved, slice(ranks.index(), None, ranks.count()), self.task_at)
-
-    def play(self, collector: Collector, max_turns: int, collections: int | None) -> None:
-        """Start what may start, and wait until the next collection can be trained. Can be repeated after a failure.
-
-        Args:
-            collector: plays what starts now, through ``gate``.
-            max_turns: most turns of a trajectory of it.
-            collections: still to be trained, the next included; None: no end is known.
-        """
-        pool, world = self._begun(), ranks.count()
-        room = pool.room(collections)
-        positions = range(pool.drawn + ranks.index(), pool.drawn + room * world, world)
-        tasks = {position: self.task_at(position) for position in positions}
-        seed = derive_seed(self.seed, "train")
-        self.loop.run(pool.advance(collector, tasks, max_turns, seed, pool.drawn + room * world))
-        self.loop.run(pool.ready())
-
-    def take(self, policy_version: int) -> Collection:
-        """The next collection."""
-        return self.loop.run(self._begun().take(policy_version))
+        pool = ranks.together(lambda: self._begin(index))
+        despite_outages(lambda: self._play(pool, ready(), max_turns, collections))
+        collection = ranks.together(lambda: self.loop.run(pool.take(version)))
+        refuse_empty(collection, self.tasks_per_collection)
+        return collection
 
     @contextlib.contextmanager
     def new_weights(self, version: int) -> Iterator[None]:
@@ -101,7 +90,7 @@ class Background:
         return ranks.gather({} if self._pool is None else self.loop.run(self._pool.state()))
 
     def restore(self, states: States) -> None:
-        """Go on from there at the next ``begin``."""
+        """Go on from there at the next collection."""
         self._saved = [state for state in states if state]
 
     def suspend(self) -> None:
@@ -115,9 +104,26 @@ class Background:
                 len(self._pool.started),
             )
 
-    def _begun(self) -> GroupPool:
-        assert self._pool is not None, "begin comes first"
+    def _begin(self, collection: int) -> GroupPool:
+        """The pool for ``collection``: after the last one, after a resume, or from scratch."""
+        if self._pool is not None and self._pool.collection == collection and not self._saved:
+            return self._pool
+        saved, self._saved = self._saved, ()
+        drawn = max([state["drawn"] for state in saved], default=collection * self.tasks_per_collection)
+        quota = self.tasks_per_collection // ranks.count()
+        self._pool = GroupPool(self.gate, quota, self.max_staleness, collection, drawn)
+        if saved:
+            self._pool.restore(saved, slice(ranks.index(), None, ranks.count()), self.task_at)
         return self._pool
+
+    def _play(self, pool: GroupPool, collector: Collector, max_turns: int, collections: int | None) -> None:
+        """Start what may start, and wait until the next collection can be trained. Can be repeated after a failure."""
+        room, world = pool.room(collections), ranks.count()
+        positions = range(pool.drawn + ranks.index(), pool.drawn + room * world, world)
+        tasks = {position: self.task_at(position) for position in positions}
+        seed = derive_seed(self.seed, "train")
+        self.loop.run(pool.advance(collector, tasks, max_turns, seed, pool.drawn + room * world))
+        self.loop.run(pool.ready())
 
 
 def refuse_leftovers(states: States) -> None:

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from sorl_lightning.rollout.collector import Collection
+from sorl_lightning import ranks
+from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.metrics import constant_group_ids
 from sorl_lightning.types import Trajectory
+
+
+def resampled(collection: Collection, rounds: int, play: Callable[[int, int], Collection]) -> Collection:
+    """``collection`` with groups without signal replaced, on all ranks together.
+
+    Args:
+        rounds: after so many, those that are left stay.
+        play: rolls out other tasks, from the number of the round and the most of them that can be used.
+    """
+    for number in range(rounds):
+        dead = constant_group_ids(collection.trajectories)
+        most = max(ranks.gather(len(dead))) * ranks.count()
+        if not most:
+            break
+        collection = replace_groups(collection, dead, play(number, most))
+    return collection
 
 
 def replace_groups(collection: Collection, dead: Sequence[int], fresh: Collection) -> Collection:
