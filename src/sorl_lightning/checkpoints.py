@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
-from torch import Tensor
 from typing_extensions import override
 
 from sorl_lightning.errors import ConfigurationError
-
-ADDED = {"initial_lr"}  # to an optimiser's settings, by schedulers
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -59,43 +54,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def unfinished(target: Path) -> Path:
     """Where ``target`` is written first: one name, so that a killed attempt's leftover is overwritten by the next."""
     return target.with_name(f".{target.name}.unfinished")
-
-
-def check_weights(saved: Mapping[str, Tensor], own: Mapping[str, Tensor], whole: bool) -> None:
-    """Refuse weights of another model.
-
-    Args:
-        saved: of the checkpoint.
-        own: of the module that resumes.
-        whole: whether ``saved`` must hold all of ``own``.
-
-    Raises:
-        ConfigurationError: names the first tensor that does not fit.
-    """
-    differing = (name for name in saved if name not in own or saved[name].shape != own[name].shape)
-    lacking = (name for name in own if whole and name not in saved)
-    name = next(chain(differing, lacking), None)
-    if name is not None:
-        there, here = (list(side[name].shape) if name in side else "missing" for side in (saved, own))
-        raise ConfigurationError(
-            "ckpt_path was saved with another model.policy or model.critic: its weight "
-            f"{name} is {there} there and {here} here"
-        )
-
-
-def check_optimizers(saved: Sequence[Mapping[str, Any]], own: Sequence[torch.optim.Optimizer]) -> None:
-    """Refuse the memory of another optimiser.
-
-    Raises:
-        ConfigurationError: settings or groups of parameters differ.
-    """
-    for state, optimizer in zip(saved, own, strict=False):
-        theirs, ours = (sorted({*groups[0]} - ADDED) for groups in (state["param_groups"], optimizer.param_groups))
-        if theirs != ours or len(state["param_groups"]) != len(optimizer.param_groups):
-            raise ConfigurationError(
-                f"ckpt_path was saved with another model.optimizer than {type(optimizer).__name__}: its settings are "
-                f"{', '.join(theirs)}"
-            )
 
 
 def older(target: Path) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from functools import reduce
 from operator import add
@@ -18,39 +19,55 @@ from sorl_lightning.types import LossTerms, RolloutBatch
 WITH_MAXIMUM = ("ratio", "mismatch_kl")  # figures of tokens whose largest value is logged beside the mean
 
 
-def add_micro_batch(
-    tally: Tally, batch: RolloutBatch, terms: LossTerms, by_token: Mapping[str, Tensor], policy_version: int
-) -> None:
-    """Take a micro-batch into the figures of its update.
+class UpdateFigures:
+    """Figures of optimiser steps, each over all its micro-batches, on all ranks."""
 
-    Args:
-        by_token: figures of each token, [B, T].
-        policy_version: of the weights in training.
-    """
-    mask = batch.generated
-    tally.add("tokens", mask.sum())
-    tally.add("train/loss", terms.total)
-    tally.add("train/policy_loss", terms.policy)
-    if terms.value is not None:
-        tally.add("train/value_loss", terms.value)
-    tally.add_mean("train/staleness", (policy_version - batch.policy_version).float(), mask)
-    tally.add_mean("train/advantage", batch.advantages, mask)
-    tally.add_mean("train/advantage_variance", batch.advantages**2, mask)
-    for name, values in by_token.items():
-        tally.add_mean(f"train/{name}", values, mask)
-        if name in WITH_MAXIMUM:
-            tally.add_maximum(f"train/{name}_max", values, mask)
-    if terms.clipped is not None:
-        turns, touched = touched_turns(batch, terms.clipped)
-        tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
+    def __init__(self) -> None:
+        self._tally = Tally()
+        self._start, self._tokens = 0.0, 0.0
 
+    def begin(self) -> None:
+        """Start the clock of a collection's training."""
+        self._start, self._tokens = time.perf_counter(), 0.0
 
-def update_figures(tally: Tally) -> tuple[dict[str, Tensor], float]:
-    """Figures of an update, whose micro-batches are all in ``tally``, and its generated tokens."""
-    figures = tally.flush()
-    tokens = float(figures.pop("tokens"))
-    figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
-    return figures, tokens
+    def add(self, batch: RolloutBatch, terms: LossTerms, by_token: Mapping[str, Tensor], policy_version: int) -> None:
+        """Take in a micro-batch.
+
+        Args:
+            by_token: figures of each token, [B, T].
+            policy_version: of the weights in training.
+        """
+        tally, mask = self._tally, batch.generated
+        tally.add("tokens", mask.sum())
+        tally.add("train/loss", terms.total)
+        tally.add("train/policy_loss", terms.policy)
+        if terms.value is not None:
+            tally.add("train/value_loss", terms.value)
+        tally.add_mean("train/staleness", (policy_version - batch.policy_version).float(), mask)
+        tally.add_mean("train/advantage", batch.advantages, mask)
+        tally.add_mean("train/advantage_variance", batch.advantages**2, mask)
+        for name, values in by_token.items():
+            tally.add_mean(f"train/{name}", values, mask)
+            if name in WITH_MAXIMUM:
+                tally.add_maximum(f"train/{name}_max", values, mask)
+        if terms.clipped is not None:
+            turns, touched = touched_turns(batch, terms.clipped)
+            tally.add_mean("train/clip_fraction_turns", touched.float(), turns)
+
+    def add_norms(self, norm: Tensor, clipped: Tensor) -> None:
+        """Take in the norm of the whole gradient, before and after it was clipped."""
+        self._tally.add_mean("train/grad_norm", norm)
+        self._tally.add_mean("train/grad_norm_clipped", clipped)
+
+    def flush(self) -> dict[str, Tensor]:
+        """Figures of the step, whose micro-batches are all in, and trained tokens a second since ``begin``."""
+        figures = self._tally.flush()
+        self._tokens += float(figures.pop("tokens"))
+        figures["train/advantage_variance"] -= figures["train/advantage"] ** 2
+        figures["throughput/trained_tokens_per_second"] = torch.tensor(
+            self._tokens / (time.perf_counter() - self._start)
+        )
+        return figures
 
 
 def collection_figures(collection: Collection) -> dict[str, float]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,22 +17,22 @@ from typing_extensions import override
 from sorl_lightning import ranks
 from sorl_lightning.adapters import has_adapters
 from sorl_lightning.annotation import Annotator, values_after
-from sorl_lightning.checkpoints import check_optimizers, check_weights
 from sorl_lightning.combinations import check_critic, check_reference, check_rows
 from sorl_lightning.control import KLSchedule, TurnWeighting
 from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.figures import add_micro_batch, collection_figures, evaluation_figures, update_figures
+from sorl_lightning.figures import UpdateFigures, collection_figures, evaluation_figures
 from sorl_lightning.functional.weights import blend
 from sorl_lightning.held_out import held_out_figures
+from sorl_lightning.loading import load_policy, load_reference
 from sorl_lightning.models import ModelSource, source_of
 from sorl_lightning.networks import PolicyNetwork, frozen
 from sorl_lightning.objectives import Objective
+from sorl_lightning.resuming import check_optimizers, check_origin, check_weights, trained_weights
 from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.sharding import ShardingPlan, gradient_norm
 from sorl_lightning.step_guard import StepGuard
 from sorl_lightning.student_teacher import check_teacher, forward, meet
-from sorl_lightning.tally import Tally
 from sorl_lightning.teachers import FullTeacher, Teacher
 from sorl_lightning.turn_records import TurnRecords
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
@@ -91,7 +90,7 @@ class AgentModule(L.LightningModule):
         self.loss_terms: LossTerms | None = None
         self.token_figures: Mapping[str, Tensor] = {}
         self._explained_variance: float | None = None
-        self._tally = Tally()
+        self._figures = UpdateFigures()
         self._saved_optimizers: Sequence[Mapping[str, Any]] = ()
         self._turns: TurnRecords | None = None
         # Not registered as submodules: frozen models are neither trained, nor saved, nor set to training mode.
@@ -103,12 +102,11 @@ class AgentModule(L.LightningModule):
     def configure_model(self) -> None:
         if self.policy is not None:
             return
-        try:
-            model, self.tokenizer = self.source.load()
-        except ConfigurationError as error:
-            raise ConfigurationError(f"model.policy: {error}") from error
+        model, self.tokenizer = load_policy(self.source)
         if self.objective.needs_reference:
-            self._frozen["reference"] = frozen(model if self.reference_source is None else self._load_reference())
+            other = self.reference_source
+            reference = model if other is None else load_reference(other, self.source, self.tokenizer)
+            self._frozen["reference"] = frozen(reference)
         if self.teacher is not None:
             vocabulary = model.get_output_embeddings().weight.shape[0]
             meet(self.objective, self.teacher, str(self.source), self.tokenizer, vocabulary, self.temperature)
@@ -131,15 +129,6 @@ class AgentModule(L.LightningModule):
         if stage == "fit":
             check_reference(self.objective, self.reference_source)
 
-    def _load_reference(self) -> PreTrainedModel:
-        assert self.reference_source is not None
-        model, tokenizer = self.reference_source.load()
-        if tokenizer.get_vocab() != self.tokenizer.get_vocab():
-            raise ConfigurationError(
-                f"reference {self.reference_source} and policy {self.source} have different vocabularies"
-            )
-        return model
-
     @property
     def policy_model(self) -> PreTrainedModel:
         """The Hugging Face model inside the policy."""
@@ -149,8 +138,7 @@ class AgentModule(L.LightningModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        assert self.policy is not None
-        parameters: Any = (p for p in self.policy.parameters() if p.requires_grad)
+        parameters: Any = (p for p in self._policy().parameters() if p.requires_grad)
         if self.critic is not None and self.value_network is not None:
             parameters = [{"params": list(parameters)}, self.critic.parameter_group(self.value_network)]
         try:
@@ -208,7 +196,7 @@ class AgentModule(L.LightningModule):
     @override
     def training_step(self, batch: RolloutBatch, batch_idx: int) -> Tensor:
         if batch_idx == 0:
-            self._training_start, self._trained_tokens = time.perf_counter(), 0.0
+            self._figures.begin()
             self._log_collection(self._data().collection)
         logprobs, entropy, values, batch = self._forward(batch)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
@@ -217,7 +205,7 @@ class AgentModule(L.LightningModule):
             terms = dataclasses.replace(terms, value=self.critic.loss(batch, values.roll(1, dims=1), weights))
         self.token_figures = {"entropy": entropy.detach(), **metrics}
         self.steps.add(terms.total, batch.generated)
-        add_micro_batch(self._tally, batch, terms, self.token_figures, self.policy_version)
+        self._figures.add(batch, terms, self.token_figures, self.policy_version)
         self._record_turns(batch, batch_idx, entropy, weights)
         self.loss_terms = self._of_the_policy(terms)
         loss = terms.value if self._warming() and terms.value is not None else terms.total
@@ -265,11 +253,10 @@ class AgentModule(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         norm = self._gradient_norm()
-        self._tally.add_mean("train/grad_norm", norm)
         if not self.steps.sound(norm):
             optimizer.zero_grad(set_to_none=True)  # without gradients an optimiser changes nothing, by decay either
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-        self._tally.add_mean("train/grad_norm_clipped", self._gradient_norm())
+        self._figures.add_norms(norm, self._gradient_norm())
 
     def _gradient_norm(self) -> Tensor:
         return gradient_norm(p.grad for p in self.parameters() if p.grad is not None)
@@ -285,16 +272,11 @@ class AgentModule(L.LightningModule):
         self.loss_terms, self.token_figures = None, {}
         if (batch_idx + 1) % self.trainer.accumulate_grad_batches:
             return
-        figures, tokens = update_figures(self._tally)
-        self._trained_tokens += tokens
+        figures = self._figures.flush()
         figures["train/skipped_steps"] = torch.tensor(float(self.steps.skipped))
         figures["kl_schedule/turn_blend"] = torch.tensor(self.kl_schedule.turn_blend)
-        shown = "train/clip_fraction"
-        self.log_dict({name: value for name, value in figures.items() if name != shown})
-        if shown in figures:
-            self.log(shown, figures[shown], prog_bar=True)
-        seconds = time.perf_counter() - self._training_start
-        self.log("throughput/trained_tokens_per_second", self._trained_tokens / seconds)
+        for name, value in figures.items():
+            self.log(name, value, prog_bar=name == "train/clip_fraction")
         self.log_dict({"collection": float(self.trainer.current_epoch), "policy_version": float(self.policy_version)})
 
     def _log_collection(self, collection: Collection | None) -> None:
@@ -336,21 +318,11 @@ class AgentModule(L.LightningModule):
         checkpoint["policy_version"] = self.policy_version
         checkpoint["steps"] = self.steps.state_dict()
         if not self.strict_loading:
-            everything = self.named_parameters(remove_duplicate=False)  # tied ones have several names
-            unchanging = {name for name, parameter in everything if not parameter.requires_grad}
-            weights = checkpoint["state_dict"]
-            checkpoint["state_dict"] = {name: weights[name] for name in weights if name not in unchanging}
+            checkpoint["state_dict"] = trained_weights(self, checkpoint["state_dict"])
 
     @override
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        if "policy_version" not in checkpoint:
-            raise ConfigurationError("ckpt_path was not saved by an AgentModule: it has no policy_version")
-        fitting = self.trainer.state.fn == TrainerFn.FITTING
-        if fitting and not checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["is_last_batch"]:
-            raise ConfigurationError(
-                "ckpt_path was saved in the middle of a collection, whose other trajectories are lost; resume from one "
-                "that was saved at the end of a collection (checkpoint.save_on_train_epoch_end, the default)"
-            )
+        check_origin(checkpoint, fitting=self.trainer.state.fn == TrainerFn.FITTING)
         if "state_dict" in checkpoint:  # FSDP2 has loaded, and taken it out
             check_weights(checkpoint["state_dict"], self.state_dict(), self.strict_loading)
         self._saved_optimizers = checkpoint.get("optimizer_states", ())
