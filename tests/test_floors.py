@@ -16,7 +16,7 @@ FLOORS = {
     "rollout": 3, "testing": 3, "student_teacher": 3, "served_teacher": 3, "annotation": 3, "figures": 3,
     "held_out": 3,
     "objectives": 2, "models": 2, "networks": 2, "padding_free": 2, "teachers": 2,
-    "control": 2, "critic": 2, "adapters": 2, "lora": 2, "packaged": 2,
+    "control": 2, "critic": 2, "value_networks": 2, "adapters": 2, "lora": 2, "packaged": 2,
     "step_guard": 2, "resuming": 2, "loading": 2, "tally": 2, "sharding": 2, "exports": 2, "ranks": 1,
     "functional": 1,
     "types": 0, "shipped": 0, "cache": 0, "errors": 0, "interfaces": 0, "assets": 0, "vllm_plugin": 0,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sorl_lightning.control import TurnWeighting
-from sorl_lightning.critic import Critic, ValueHead, ValueNetwork
+from sorl_lightning.critic import Critic
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
@@ -17,6 +17,7 @@ from sorl_lightning.sharding import is_sharded
 from sorl_lightning.student_teacher import parts, recorded, token_signals
 from sorl_lightning.teachers import Teacher
 from sorl_lightning.types import Ending, RolloutBatch, Trajectory
+from sorl_lightning.value_networks import ValueHead, ValueNetwork, values_after
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,18 +102,6 @@ class Annotator:
                 scores[index, : values.shape[1]] = values
         assert scores is not None
         return scores
-
-
-def values_after(
-    network: ValueHead | ValueNetwork, policy: PolicyNetwork, batch: RolloutBatch, temperature: float
-) -> Tensor:
-    """The critic's value of the state after each token, [B, T]."""
-    if isinstance(network, ValueNetwork):
-        own: Tensor = network(batch.input_ids, batch.position_ids, batch.generated)
-        return own
-    inputs = (batch.input_ids, batch.position_ids, batch.generated, temperature)
-    shared: Tensor = policy(*inputs, value_head=network)[2]
-    return shared
 
 
 def spread(advantages: Tensor, rows: RolloutBatch) -> Tensor:

@@ -16,10 +16,10 @@ from typing_extensions import override
 
 from sorl_lightning import ranks
 from sorl_lightning.adapters import has_adapters
-from sorl_lightning.annotation import Annotator, values_after
+from sorl_lightning.annotation import Annotator
 from sorl_lightning.combinations import check_critic, check_reference, check_rows
 from sorl_lightning.control import KLSchedule, TurnWeighting
-from sorl_lightning.critic import Critic, ValueHead, ValueNetwork, explained_variance
+from sorl_lightning.critic import Critic, explained_variance
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.figures import UpdateFigures, collection_figures, evaluation_figures
 from sorl_lightning.functional.weights import blend
@@ -36,6 +36,7 @@ from sorl_lightning.student_teacher import check_teacher, forward, meet
 from sorl_lightning.teachers import FullTeacher, Teacher
 from sorl_lightning.turn_records import TurnRecords
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory, TurnProfile, TurnStatistics
+from sorl_lightning.value_networks import ValueHead, ValueNetwork
 
 
 def adamw(parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
@@ -174,15 +175,6 @@ class AgentModule(L.LightningModule):
         assert self.policy is not None
         return self.policy
 
-    def _forward(self, batch: RolloutBatch) -> tuple[Tensor, Tensor, Tensor | None, RolloutBatch]:
-        """Log-probability and entropy of each token, the critic's value after it, and the batch with its comparison."""
-        policy, network = self._policy(), self.value_network
-        head = network if isinstance(network, ValueHead) else None
-        logprobs, entropy, values, batch = forward(policy, self.objective, self.teacher, batch, self.temperature, head)
-        if isinstance(network, ValueNetwork):
-            values = values_after(network, policy, batch, self.temperature)
-        return logprobs, entropy, values, batch
-
     # Training
 
     @override
@@ -198,7 +190,8 @@ class AgentModule(L.LightningModule):
         if batch_idx == 0:
             self._figures.begin()
             self._log_collection(self._data().collection)
-        logprobs, entropy, values, batch = self._forward(batch)
+        parts = (self._policy(), self.objective, self.teacher)
+        logprobs, entropy, values, batch = forward(*parts, batch, self.temperature, self.value_network)
         weights = blend(batch.trajectory_weights, batch.turn_weights, self.kl_schedule.turn_blend)
         terms, metrics = self.objective.terms(batch, logprobs, entropy, weights)
         if self.critic is not None and values is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from sorl_lightning import ranks
@@ -20,6 +20,7 @@ from sorl_lightning.objectives import Objective, TeacherObjective
 from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.teachers import FullTeacher, Teacher
 from sorl_lightning.types import Comparison, RolloutBatch, TokenSignals
+from sorl_lightning.value_networks import ValueHead, ValueNetwork, values_after
 
 ROWS_AT_ONCE = 32  # rows scored together where no gradient is needed
 OVERLAP = 16  # tokens whose overlap says how far student and teacher have drifted apart
@@ -76,25 +77,28 @@ def forward(
     teacher: Teacher | None,
     batch: RolloutBatch,
     temperature: float,
-    value_head: nn.Module | None = None,
+    value_network: ValueHead | ValueNetwork | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, RolloutBatch]:
     """Log-probabilities and entropies of the policy, values, and the batch with its comparison to the teacher, if any.
 
-    The values are those of ``value_head``, a critic's head on the policy's backbone.
+    The values are those after each token, by ``value_network``, a critic's.
     """
+    head = value_network if isinstance(value_network, ValueHead) else None
     inputs = (batch.input_ids, batch.position_ids, batch.generated, temperature)
-    if not isinstance(objective, TeacherObjective):
-        logprobs, entropy, *values = policy(*inputs, value_head=value_head)
-        return logprobs, entropy, values[0] if values else None, batch
-    readout = None
-    if objective.recorded_top_k is None:
-        assert isinstance(teacher, FullTeacher)
-        readout = teacher.readout(batch)
-    compare = objective.compare(batch, readout, temperature)
-    logprobs, entropy, divergence, *values = policy(*inputs, compare, value_head)
-    teacher_entropy = _teacher_entropy(batch, readout, objective.tempered(temperature)).to(divergence.dtype)
-    comparison = Comparison(divergence=divergence, teacher_entropy=teacher_entropy)
-    return logprobs, entropy, values[0] if values else None, batch.replace(comparison=comparison)
+    if isinstance(objective, TeacherObjective):
+        readout = None
+        if objective.recorded_top_k is None:
+            assert isinstance(teacher, FullTeacher)
+            readout = teacher.readout(batch)
+        compare = objective.compare(batch, readout, temperature)
+        logprobs, entropy, divergence, *values = policy(*inputs, compare, head)
+        teacher_entropy = _teacher_entropy(batch, readout, objective.tempered(temperature)).to(divergence.dtype)
+        batch = batch.replace(comparison=Comparison(divergence=divergence, teacher_entropy=teacher_entropy))
+    else:
+        logprobs, entropy, *values = policy(*inputs, value_head=head)
+    if isinstance(value_network, ValueNetwork):
+        values = [values_after(value_network, policy, batch, temperature)]
+    return logprobs, entropy, values[0] if values else None, batch
 
 
 @torch.no_grad()
