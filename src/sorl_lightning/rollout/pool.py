@@ -5,35 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
+from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.functional.staleness import admissible, chosen, may_push, on_time
-from sorl_lightning.rollout.collector import Collection, Collector, EnvironmentFailure, Group, Opening, together
+from sorl_lightning.rollout.collection import Collection
+from sorl_lightning.rollout.collector import Collector, Opening, together
 from sorl_lightning.rollout.gate import Gate
+from sorl_lightning.rollout.guarded_episode import EnvironmentFailure
+from sorl_lightning.rollout.started_group import StartedGroup
 from sorl_lightning.rollout.stream_figures import StreamFigures
-from sorl_lightning.rollout.trajectory_records import record_of, trajectory_of
-from sorl_lightning.types import Task, Trajectory
+from sorl_lightning.rollout.weight_ages import WeightAges
+from sorl_lightning.types import Task
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(kw_only=True)
-class Started:
-    """A group that has started and is not trained.
-
-    Attributes:
-        collection: at whose start it began; the bound of its staleness runs from there.
-        max_turns: the limit that was in force then.
-        outcome: its trajectories, or its failure; None while it is played.
-    """
-
-    task: Task
-    collection: int
-    max_turns: int
-    outcome: Group | None = None
 
 
 class GroupPool:
@@ -60,8 +46,8 @@ class GroupPool:
         self.max_staleness = max_staleness
         self.collection = collection
         self.drawn = drawn
-        self.started: dict[int, Started] = {}
-        self._begun_by: dict[int, int] = {}  # versions of weights, and the collection at whose start they came
+        self.started: dict[int, StartedGroup] = {}
+        self._ages = WeightAges()
         self._playing: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._error: Exception | None = None
@@ -83,7 +69,7 @@ class GroupPool:
         """Note that the engine has weights ``version``, which are of the start of the next collection."""
         if not may_push(self._dues(finished=False), self.collection):
             raise RuntimeError(f"a group was to be trained before collection {self.collection}, and is not finished")
-        self._begun_by[version] = self.collection
+        self._ages.note(version, self.collection)
 
     async def advance(
         self, collector: Collector, tasks: Mapping[int, Task], max_turns: int, seed: int, drawn: int
@@ -104,13 +90,13 @@ class GroupPool:
         if self._error is not None:
             logger.warning("%s; the groups in the making start again", self._error)
             await self.suspend()
-        again = {} if self._playing else {p: g for p, g in self.started.items() if g.outcome is None}
+        again = {} if self._playing else {p: g for p, g in self.started.items() if not g.finished}
         for group in again.values():
             group.collection = self.collection
         self._restarted += len(again)
         # What was interrupted starts now, and so goes behind what did not stop.
         self.started = {p: g for p, g in self.started.items() if p not in again} | again
-        fresh = {p: Started(task=t, collection=self.collection, max_turns=max_turns) for p, t in tasks.items()}
+        fresh = {p: StartedGroup(task=t, collection=self.collection, max_turns=max_turns) for p, t in tasks.items()}
         self.started |= fresh
         self.drawn = drawn
         if again or fresh:
@@ -147,7 +133,7 @@ class GroupPool:
         assert choice is not None, "take comes after ready"
         taken = [self.started.pop(position).outcome for position in choice]
         trajectories = [t for group in taken if isinstance(group, tuple) for t in group]
-        ages = [self._staleness(trajectory) for trajectory in trajectories]
+        ages = [self._ages.staleness(trajectory, self.collection) for trajectory in trajectories]
         now = asyncio.get_running_loop().time()
         collection = Collection(
             index=self.collection,
@@ -168,8 +154,7 @@ class GroupPool:
         )
         self._waited, self._stalled, self._restarted, self._taken_at = 0.0, 0.0, 0, now
         self.collection += 1
-        oldest = self.collection - self.max_staleness
-        self._begun_by = {version: begun for version, begun in self._begun_by.items() if begun >= oldest}
+        self._ages.forget_before(self.collection - self.max_staleness)
         return collection
 
     async def suspend(self) -> None:
@@ -186,8 +171,8 @@ class GroupPool:
         return {
             "collection": self.collection,
             "drawn": self.drawn,
-            "versions": dict(self._begun_by),
-            "groups": [_group_record(position, group) for position, group in self.started.items()],
+            "versions": dict(self._ages.begun_by),
+            "groups": [group.record(position) for position, group in self.started.items()],
         }
 
     def restore(self, states: Sequence[Mapping[str, Any]], share: slice, task_at: Callable[[int], Task]) -> None:
@@ -201,12 +186,13 @@ class GroupPool:
         Raises:
             ConfigurationError: under today's settings they cannot all be trained in time, or tasks are others.
         """
-        self._begun_by = {int(version): begun for state in states for version, begun in state["versions"].items()}
+        versions = {int(version): begun for state in states for version, begun in state["versions"].items()}
+        self._ages = WeightAges(versions)
         records = sorted(
             (r for state in states for r in state["groups"]), key=lambda r: (r["collection"], r["position"])
         )
         for record in records[share]:
-            self.started[record["position"]] = _group_of(record, task_at(record["position"]))
+            self.started[record["position"]] = StartedGroup.of(record, task_at(record["position"]))
         if not on_time(self._dues(), self.quota, self.collection):
             raise ConfigurationError(
                 f"ckpt_path holds {len(records)} groups that were drawn and not trained, too many for "
@@ -214,25 +200,24 @@ class GroupPool:
             )
 
     def _dues(self, finished: bool = True) -> list[int]:
-        groups: Iterable[Started] = self.started.values()
-        return [g.collection + self.max_staleness for g in groups if finished or g.outcome is None]
+        return [g.collection + self.max_staleness for g in self.started.values() if finished or not g.finished]
 
     def _finished(self) -> int:
-        return sum(group.outcome is not None for group in self.started.values())
+        return sum(group.finished for group in self.started.values())
 
     def _choice(self) -> list[int] | None:
         """Positions of the groups that the next collection trains; None while some of them are played."""
         if self._finished() < self.quota:
             return None
-        finished = [group.outcome is not None for group in self.started.values()]
+        finished = [group.finished for group in self.started.values()]
         choice = chosen(self._dues(), finished, self.quota, self.collection)
         positions = list(self.started)
         return None if choice is None else [positions[index] for index in choice]
 
-    async def _play(self, collector: Collector, groups: Mapping[int, Started], seed: int, index: int) -> None:
+    async def _play(self, collector: Collector, groups: Mapping[int, StartedGroup], seed: int, index: int) -> None:
         """Play ``groups`` to their ends; the first error, which is not an environment's, ends them all."""
 
-        async def play(group: Started, opening: Opening) -> None:
+        async def play(group: StartedGroup, opening: Opening) -> None:
             group.outcome = await collector.play_group(dataclasses.replace(opening, max_turns=group.max_turns))
             self._changed.set()
 
@@ -243,36 +228,3 @@ class GroupPool:
         except Exception as error:
             self._error = self._error or error
             self._changed.set()
-
-    def _staleness(self, trajectory: Trajectory) -> int:
-        """Of its oldest token, in collections."""
-        sampled = (turn.completion for turn in trajectory.turns if turn.author != "expert")
-        versions = {version for completion in sampled for version in completion.policy_version}
-        unknown = versions.difference(self._begun_by)
-        if unknown:
-            raise RolloutError(
-                f"task {trajectory.task.id!r}: tokens are of weights {sorted(unknown)}, and the engine has been given "
-                f"{sorted(self._begun_by)}: it does not take new weights, or says so wrongly"
-            )
-        return self.collection - min((self._begun_by[version] for version in versions), default=self.collection)
-
-
-def _group_record(position: int, group: Started) -> dict[str, Any]:
-    record = {"position": position, "task": group.task.id, "collection": group.collection, "max_turns": group.max_turns}
-    if isinstance(group.outcome, EnvironmentFailure):
-        return {**record, "failure": str(group.outcome)}
-    return record if group.outcome is None else {**record, "trajectories": [record_of(t) for t in group.outcome]}
-
-
-def _group_of(record: Mapping[str, Any], task: Task) -> Started:
-    if record["task"] != task.id:
-        raise ConfigurationError(
-            f"ckpt_path holds a group of task {record['task']!r} where data.environment and data.seed now give task "
-            f"{task.id!r}: resume with those of before"
-        )
-    outcome: Group | None = None
-    if "failure" in record:
-        outcome = EnvironmentFailure(record["failure"])
-    elif "trajectories" in record:
-        outcome = tuple(trajectory_of(trajectory, task) for trajectory in record["trajectories"])
-    return Started(task=task, collection=record["collection"], max_turns=record["max_turns"], outcome=outcome)
