@@ -23,7 +23,7 @@ from torch import Tensor
 from sorl_lightning.functional.turns import row_lengths
 from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.padding_free import ATTENTION
-from sorl_lightning.rollout.packing import balance
+from sorl_lightning.rollout.micro_batches import balance
 
 Rows = tuple[Tensor, Tensor, Tensor]
 

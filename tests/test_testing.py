@@ -7,7 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sorl_lightning.rollout.packing import balance, finite_rows, lengths, pack
+from sorl_lightning.rollout.micro_batches import balance
+from sorl_lightning.rollout.packing import finite_rows, lengths, pack
 from sorl_lightning.streams import UpdatePlan
 from sorl_lightning.testing import batches, trajectories
 

@@ -83,7 +83,7 @@ class Annotator:
         assert self.turn_weighting.factor is not None
         if is_sharded(self.policy):
             raise ConfigurationError("a weighting of turns reads the policy's output layer, which must not be sharded")
-        signals = token_signals(self.policy, self.objective, self.teacher, rows, self.temperature)
+        signals = token_signals(self.policy, self.objective, self.teacher, rows, self.temperature, self.device)
         return rows.replace(factors=self.turn_weighting.factor(signals))
 
     def _logprobs(self, network: PolicyNetwork, rows: RolloutBatch) -> Tensor:
@@ -94,7 +94,7 @@ class Annotator:
     def _scored(self, rows: RolloutBatch, score: Callable[[RolloutBatch], Tensor]) -> Tensor:
         """A number for each token up to its row's last generated one, a few rows at a time, on the CPU."""
         scores: Tensor | None = None
-        for index, part in parts(rows, self.device):
+        for index, part in parts(rows, self.policy, self.device):
             values = score(part)
             values = values.to("cpu", torch.promote_types(values.dtype, torch.float32))
             scores = values.new_zeros(rows.turn.shape) if scores is None else scores

@@ -15,7 +15,7 @@ from typing_extensions import override
 from sorl_lightning.collection_source import CollectionSource
 from sorl_lightning.control import Learner, RolloutBudget, TurnAuthor, owner_of
 from sorl_lightning.data_settings import Evaluation, check_fit, check_settings
-from sorl_lightning.padding_free import is_padding_free
+from sorl_lightning.padding_free import is_padding_free, shared_from
 from sorl_lightning.rollout.background import refuse_leftovers
 from sorl_lightning.rollout.chat import ChatFormat
 from sorl_lightning.rollout.collection import Collection
@@ -166,7 +166,9 @@ class RolloutDataModule(L.LightningDataModule):
 
     @override
     def train_dataloader(self) -> RolloutStream:
-        check_token_budget(self.token_budget, self._source.context(self._learner()))
+        learner = self._learner()
+        check_token_budget(self.token_budget, self._source.context(learner))
+        policy = learner.policy_model
         plan = UpdatePlan(
             mini_batches=self.mini_batches,
             passes=self.passes,
@@ -176,7 +178,8 @@ class RolloutDataModule(L.LightningDataModule):
             max_turns=self.max_turns,
             max_tokens=self.max_tokens,
             seed=self.seed,
-            padded=not is_padding_free(self._learner().policy_model),
+            padded=not is_padding_free(policy),
+            shortest=shared_from(policy, self._trainer().strategy.root_device),
         )
         return RolloutStream(self.collect_rows, plan)
 

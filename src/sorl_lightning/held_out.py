@@ -22,18 +22,20 @@ def held_out_figures(
     teacher: Teacher | None,
     trajectories: Sequence[Trajectory],
     temperature: float,
+    device: torch.device,
 ) -> dict[str, float]:
     """Mean over the generated tokens of all ranks, which must all ask; nothing for an objective without such figures.
 
     Args:
         trajectories: this rank's; it may have none.
         temperature: of training rollouts, as in training.
+        device: where the networks compute.
     """
     if not isinstance(objective, HasHeldOutFigures):
         return {}
     rows = recorded(objective, teacher, pack(trajectories), temperature)
     tally = Tally()
-    for _, part in parts(rows, policy.model.device):
+    for _, part in parts(rows, policy, device):
         logprobs, _, _, compared = forward(policy, objective, teacher, part, temperature)
         for name, values in objective.held_out(compared, logprobs).items():
             tally.add_mean(name, values, compared.generated)

@@ -296,7 +296,9 @@ class AgentModule(L.LightningModule):
 
     def _log_evaluation(self, collection: Collection, prefix: str) -> None:
         figures = evaluation_figures(collection)
-        figures |= held_out_figures(self._policy(), self.objective, self.teacher, collection.sound, self.temperature)
+        figures |= held_out_figures(
+            self._policy(), self.objective, self.teacher, collection.sound, self.temperature, self.device
+        )
         for name, value in figures.items():
             # Every rank knows the figures of all; one batch holds the whole split.
             self.log(

@@ -1,4 +1,4 @@
-"""Rows without their padding: joined to one long row, in which none sees another."""
+"""Rows without their padding, joined to one line in which none sees another, and what they open with computed once."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from sorl_lightning.functional.lines import Line, Piece, line_of, shortest_on
 from sorl_lightning.functional.turns import fill, row_lengths
 
 ATTENTION = "sorl_padding_free"
@@ -22,23 +23,25 @@ ATTENDING = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, kw_only=True)
 class TokenStates:
-    """What a backbone made of the N tokens of rows that it saw.
+    """What a backbone made of N tokens of rows, of which it saw M: openings that rows share, once.
 
     Attributes:
-        hidden: their last hidden states.
-        kept: where those tokens are in the rows.
+        hidden: last hidden states of the M tokens.
+        kept: where the N tokens are in the rows.
+        place: which of the M each of the N tokens is, in row-major order.
     """
 
-    hidden: Float[Tensor, "N D"]
+    hidden: Float[Tensor, "M D"]
     kept: Bool[Tensor, "B T"]
+    place: Int[Tensor, "N"]
 
     def before(self, generated: Bool[Tensor, "B T"]) -> Float[Tensor, "G D"]:
         """The states that predict the generated tokens, none of which opens its row."""
-        return self.hidden[generated.roll(-1, dims=1)[self.kept]]
+        return self.hidden.index_select(0, self.place[generated.roll(-1, dims=1)[self.kept]])
 
-    def spread(self, values: Float[Tensor, "N"]) -> Float[Tensor, "B T"]:
+    def spread(self, values: Float[Tensor, "M"]) -> Float[Tensor, "B T"]:
         """A number for each token as rows, 0 where nothing was kept."""
-        return fill(self.kept, values)
+        return fill(self.kept, values[self.place])
 
 
 def token_states(
@@ -46,17 +49,17 @@ def token_states(
 ) -> TokenStates:
     """Hidden states of rows [B, T] that are padded on the right, up to each row's last generated token at least.
 
-    Padding is never computed where ``make_padding_free`` found that the backbone can do without it.
+    Where ``make_padding_free`` found that the backbone can do without it, padding is never computed, and a prompt that
+    several rows open with is computed once.
     """
     assert isinstance(backbone, PreTrainedModel)
     if not is_padding_free(backbone):
         # Causal attention needs no mask: what is on the right is not seen.
         states = _run(backbone, input_ids, position_ids)
-        return TokenStates(hidden=states.flatten(0, 1), kept=torch.ones_like(generated))
-    lengths = row_lengths(generated).clamp(min=1)
-    kept = torch.arange(generated.shape[1], device=generated.device) < lengths[:, None]
-    states = _joined_states(backbone, input_ids[kept][None], position_ids[kept][None], tuple(lengths.tolist()))
-    return TokenStates(hidden=states[0], kept=kept)
+        place = torch.arange(generated.numel(), device=generated.device)
+        return TokenStates(hidden=states.flatten(0, 1), kept=torch.ones_like(generated), place=place)
+    line = line_of(input_ids, row_lengths(generated).clamp(min=1), shared_from(backbone, input_ids.device))
+    return _states_of(backbone, input_ids, position_ids, line)
 
 
 def make_padding_free(model: PreTrainedModel) -> PreTrainedModel:
@@ -82,6 +85,11 @@ def is_padding_free(model: PreTrainedModel) -> bool:
     return attention == ATTENTION or attention.startswith("flash_attention")
 
 
+def shared_from(model: PreTrainedModel, device: torch.device) -> int | None:
+    """Fewest tokens that several rows open with and that ``token_states`` computes once; None: it never does."""
+    return shortest_on(device) if _takes_pieces(model) else None
+
+
 def _run(backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, **settings: Any) -> Tensor:
     states: Tensor = backbone(
         input_ids=input_ids, position_ids=position_ids, use_cache=False, **settings
@@ -89,31 +97,36 @@ def _run(backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, **s
     return states
 
 
-def _joined_states(
-    backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, lengths: tuple[int, ...]
-) -> Tensor:
-    if backbone.config.get_text_config()._attn_implementation != ATTENTION:
-        return _run(backbone, input_ids, position_ids)
-    # A mask of four dimensions is passed on as it is, so none of [N, N] is made. Keywords reach every attention layer,
+def _states_of(backbone: PreTrainedModel, input_ids: Tensor, position_ids: Tensor, line: Line) -> TokenStates:
+    """Hidden states of rows [B, T] that are laid as ``line``."""
+    ids, positions = (tokens.flatten()[line.source][None] for tokens in (input_ids, position_ids))
+    # A mask of four dimensions is passed on as it is, so none of [M, M] is made. Keywords reach every attention layer,
     # and again when activations are recomputed.
-    mask = input_ids.new_empty(1, 1, 1, 0)
-    return _run(backbone, input_ids, position_ids, attention_mask=mask, joined=lengths)
+    joined = {"attention_mask": ids.new_empty(1, 1, 1, 0), "joined": line.pieces} if _takes_pieces(backbone) else {}
+    states = _run(backbone, ids, positions, **joined)
+    return TokenStates(hidden=states[0], kept=line.kept, place=line.place)
+
+
+def _takes_pieces(model: PreTrainedModel) -> bool:
+    return bool(model.config.get_text_config()._attn_implementation == ATTENTION)
 
 
 @torch.no_grad()
 def _rows_are_apart(backbone: nn.Module) -> bool:
     """Whether rows give the same joined as alone; not so where a layer drops the keyword, or mixes tokens otherwise."""
     assert isinstance(backbone, PreTrainedModel)
-    lengths = (5, 3)
-    ids = torch.arange(sum(lengths), device=backbone.device)[None] % backbone.config.get_text_config().vocab_size
-    positions = torch.cat([torch.arange(length, device=ids.device) for length in lengths])[None]
+    ids = torch.arange(24).repeat(3, 1) % backbone.config.get_text_config().vocab_size
+    ids[1, 20:] = ids[2] = 0  # two rows with 20 tokens in common, and another
+    line = line_of(ids, torch.tensor([24, 22, 5]), shortest=1)
+    ids = ids.to(backbone.device)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     try:
-        joined = _joined_states(backbone, ids, positions, lengths)
+        joined = _states_of(backbone, ids, positions, line)
     except (TypeError, ValueError, RuntimeError):
         return False
-    rows = zip(ids.split(lengths, dim=1), positions.split(lengths, dim=1), strict=True)
-    alone = torch.cat([_run(backbone, *row) for row in rows], dim=1)
-    return torch.allclose(joined.float(), alone.float(), rtol=1e-2, atol=1e-2 * float(alone.abs().max()))
+    alone = _run(backbone, ids, positions)[joined.kept].float()
+    together = joined.hidden[joined.place].float()
+    return torch.allclose(together, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()))
 
 
 def _attention(
@@ -123,32 +136,47 @@ def _attention(
     value: Tensor,
     attention_mask: Tensor | None,
     *,
-    joined: Sequence[int] | None = None,
+    joined: Sequence[Piece] | None = None,
     sliding_window: int | None = None,
     **settings: Any,
 ) -> tuple[Tensor, None]:
-    """Scaled dot-product attention; of joined rows, each by itself.
+    """Scaled dot-product attention; of joined rows, each piece by itself and after its opening.
 
     Args:
-        query: float [1, H, N, E]; key and value: float [1, G, N, E].
+        query: float [1, H, M, E]; key and value: float [1, G, M, E].
         attention_mask: as transformers makes it, of rows that are not joined.
-        joined: length of each row; None: they are not joined.
+        joined: the pieces that the tokens are; None: they are rows that are not joined.
         sliding_window: tokens that each token sees, itself among them; None: all before it.
     """
     if joined is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
-    rows = zip(*(states.split(joined, dim=2) for states in (query, key, value)), strict=True)
-    outputs = [sdpa_attention_forward(module, q, k, v, _window(q, sliding_window), **settings)[0] for q, k, v in rows]
+    sizes = [piece.size for piece in joined]
+    parts = list(zip(*(states.split(sizes, dim=2) for states in (query, key, value)), strict=True))
+    rows: list[Sequence[Tensor]] = []  # whole ones, up to the end of each piece
+    outputs = []
+    for (size, opening), part in zip(joined, parts, strict=True):
+        rows.append(part if opening is None else _after(rows[opening], part))
+        queries, keys, values = rows[-1]
+        # A mask costs all pairs of tokens, and spares the opening's own queries: worth it for a longer opening.
+        queries = part[0] if 2 * size < keys.shape[2] else queries
+        mask = _mask(queries, keys, sliding_window)
+        outputs.append(sdpa_attention_forward(module, queries, keys, values, mask, **settings)[0][:, -size:])
     return torch.cat(outputs, dim=1), None
 
 
-def _window(query: Tensor, size: int | None) -> Tensor | None:
-    """Which of a row's tokens each of them sees; None: all before it."""
-    length = query.shape[2]
-    if size is None or length <= size:
+def _after(opening: Sequence[Tensor], piece: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Queries, keys and values of both."""
+    return [torch.cat(states, dim=2) for states in zip(opening, piece, strict=True)]
+
+
+def _mask(query: Tensor, key: Tensor, window: int | None) -> Tensor | None:
+    """What queries, the last of a row, see of its keys; None: every key up to their own."""
+    size, length = query.shape[2], key.shape[2]
+    before = length - size
+    if before == 0 and (window is None or length <= window):
         return None
-    band = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    return band.triu(1 - size)[None, None]
+    mask = torch.ones(size, length, dtype=torch.bool, device=query.device).tril(before)
+    return (mask if window is None else mask.triu(before + 1 - window))[None, None]
 
 
 AttentionInterface.register(ATTENTION, _attention)

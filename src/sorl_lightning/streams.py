@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sorl_lightning import ranks
+from sorl_lightning.functional.lines import SortedRows
 from sorl_lightning.functional.turns import turn_statistics
 from sorl_lightning.functional.weights import (
     each_turn_weights,
@@ -22,7 +23,8 @@ from sorl_lightning.functional.weights import (
 )
 from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.engine import derive_seed
-from sorl_lightning.rollout.packing import balance, lengths, select
+from sorl_lightning.rollout.micro_batches import balance
+from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.rollout.task_order import permutation
 from sorl_lightning.types import RolloutBatch, TurnStatistics
 
@@ -47,8 +49,11 @@ class Sealed:
 class UpdatePlan:
     """How the rows of a collection become optimiser steps; the arguments are those of RolloutDataModule.
 
-    Every rank cuts its own rows, into as many micro-batches as the others. ``padded`` says that the policy computes
-    padding, so that it counts for ``token_budget``.
+    Every rank cuts its own rows, into as many micro-batches as the others.
+
+    Attributes:
+        padded: whether the policy computes padding, which then counts for ``token_budget``.
+        shortest: fewest tokens that several rows open with and that the policy computes once; None: it never does.
     """
 
     mini_batches: int
@@ -60,6 +65,7 @@ class UpdatePlan:
     max_tokens: int
     seed: int
     padded: bool = False
+    shortest: int | None = None
 
     def __len__(self) -> int:
         """Micro-batches of a collection."""
@@ -72,8 +78,8 @@ class UpdatePlan:
             ConfigurationError: an update does not fit the token budget, here or on another rank; raised before the
                 first micro-batch.
         """
-        row_lengths, updates = lengths(rows), list(self._updates(rows, index))
-        cuts = ranks.together(lambda: [self._split(row_lengths[update]) for update in updates])
+        updates = list(self._updates(rows, index))
+        cuts = ranks.together(lambda: [self._split(rows.input_ids[u], lengths(rows)[u]) for u in updates])
         for update, counts, parts in zip(updates, self._counts(rows, updates), cuts, strict=True):
             weighed = self._weigh(select(rows, update), counts)
             for part in parts:
@@ -88,8 +94,11 @@ class UpdatePlan:
             for chosen in order.tensor_split(self.mini_batches):
                 yield torch.isin(trajectory, chosen).nonzero()[:, 0]
 
-    def _split(self, row_lengths: Tensor) -> list[Tensor]:
-        return balance(row_lengths, self.micro_batches, self.token_budget, self.padded)
+    def _split(self, input_ids: Tensor, sizes: Tensor) -> list[Tensor]:
+        openings = None
+        if self.shortest is not None and self.micro_batches > 1 and len(sizes):
+            openings = SortedRows.of(input_ids, sizes.clamp(min=1), self.shortest)
+        return balance(sizes, self.micro_batches, self.token_budget, self.padded, openings)
 
     def _counts(self, rows: RolloutBatch, updates: Sequence[Tensor]) -> list[TurnStatistics]:
         """Counts of each update over all ranks: what makes a weight of a rank's share one of the whole."""

@@ -17,6 +17,7 @@ from sorl_lightning.functional.turn_factors import top_overlap
 from sorl_lightning.functional.turns import fill
 from sorl_lightning.networks import PolicyNetwork, Readout, predicted
 from sorl_lightning.objectives import Objective, TeacherObjective
+from sorl_lightning.padding_free import is_padding_free
 from sorl_lightning.rollout.packing import lengths, select
 from sorl_lightning.teachers import FullTeacher, Teacher
 from sorl_lightning.types import Comparison, RolloutBatch, TokenSignals
@@ -112,7 +113,12 @@ def _teacher_entropy(batch: RolloutBatch, readout: Readout | None, temperature: 
 
 @torch.no_grad()
 def token_signals(
-    policy: PolicyNetwork, objective: Objective, teacher: Teacher | None, rows: RolloutBatch, temperature: float
+    policy: PolicyNetwork,
+    objective: Objective,
+    teacher: Teacher | None,
+    rows: RolloutBatch,
+    temperature: float,
+    device: torch.device,
 ) -> TokenSignals:
     """What a weighting of turns may look at, under the present weights of the policy; on the CPU.
 
@@ -122,7 +128,7 @@ def token_signals(
     if teacher is None:
         raise ConfigurationError(f"a weighting of turns needs a teacher, and {type(objective).__name__} has none")
     found = torch.zeros(4, *rows.turn.shape)
-    for index, part in parts(rows, policy.model.device):
+    for index, part in parts(rows, policy, device):
         _, entropy, _, compared = forward(policy, objective, teacher, part, temperature)
         assert compared.comparison is not None
         mask = predicted(part.generated)
@@ -137,9 +143,14 @@ def token_signals(
     return TokenSignals(turn=rows.turn, trajectory=rows.trajectory, **dict(zip(names, found, strict=True)))
 
 
-def parts(rows: RolloutBatch, device: torch.device) -> Iterator[tuple[Tensor, RolloutBatch]]:
-    """A few rows of like length at a time, on ``device``, and their numbers; padding where other ranks have more."""
-    indices = list(torch.argsort(lengths(rows)).split(ROWS_AT_ONCE))
+def parts(rows: RolloutBatch, policy: PolicyNetwork, device: torch.device) -> Iterator[tuple[Tensor, RolloutBatch]]:
+    """A few rows at a time, on ``device``, and their numbers; padding where other ranks have more.
+
+    Neighbours, which are siblings mostly; rows of like length for a policy that computes padding.
+    """
+    sizes = lengths(rows)
+    order = torch.arange(len(sizes)) if is_padding_free(policy.model) else torch.argsort(sizes)
+    indices = list(order.split(ROWS_AT_ONCE))
     # Sharded networks run as often on every rank.
     indices += [indices[0][:0]] * (max(ranks.gather(len(indices))) - len(indices))
     for index in indices:

@@ -1,9 +1,8 @@
-"""Trajectories to rows, rows to micro-batches."""
+"""Trajectories to rows."""
 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.functional.turns import row_lengths
 from sorl_lightning.types import RolloutBatch, Trajectory, Turn
 
@@ -181,63 +179,3 @@ def finite_rows(rows: RolloutBatch) -> tuple[RolloutBatch, int]:
         wrong |= (~torch.isfinite(values.reshape(*rows.turn.shape, -1)).all(-1) & rows.generated).any(1)
     unsound = trajectory[wrong].unique()
     return select(rows, (~torch.isin(trajectory, unsound)).nonzero()[:, 0]), len(unsound)
-
-
-def balance(
-    lengths_of_rows: Tensor, micro_batches: int, token_budget: int | None = None, padded: bool = False
-) -> list[Tensor]:
-    """Row numbers for each of ``micro_batches`` micro-batches of about equal size; some may be empty.
-
-    The longest row that is left goes to the smallest micro-batch. Where padding counts, rows are sorted by length and
-    cut into runs instead, so that rows of a micro-batch are alike.
-
-    Args:
-        lengths_of_rows: tokens of each row, int [B].
-        token_budget: most tokens of a micro-batch.
-        padded: whether padding counts, for a model that computes it: rows x longest row.
-
-    Raises:
-        ConfigurationError: the rows do not fit ``micro_batches`` within ``token_budget``.
-    """
-    order = torch.argsort(lengths_of_rows, descending=True, stable=True)
-    ordered = lengths_of_rows[order].clamp(min=1).tolist()  # a row without a token to train is computed all the same
-    size, parts = (_runs if padded else _dealt)(ordered, micro_batches)
-    if token_budget is not None and size > token_budget:
-        raise ConfigurationError(
-            f"data.token_budget={token_budget} tokens a micro-batch is too small: {len(order)} rows over "
-            f"micro_batches={micro_batches} need {size}; raise data.micro_batches or the budget"
-        )
-    return [order[part] for part in parts]
-
-
-def _dealt(ordered: Sequence[int], micro_batches: int) -> tuple[int, list[list[int]]]:
-    """Places of rows, longest first, in each micro-batch, and the tokens of the largest."""
-    parts: list[list[int]] = [[] for _ in range(micro_batches)]
-    sizes = [(0, number) for number in range(micro_batches)]
-    for place, length in enumerate(ordered):
-        size, number = sizes[0]
-        parts[number].append(place)
-        heapq.heapreplace(sizes, (size + length, number))
-    return max(sizes)[0], parts
-
-
-def _runs(ordered: Sequence[int], micro_batches: int) -> tuple[int, list[list[int]]]:
-    """The same in runs of neighbours, each as large as its number of rows times its longest."""
-    size, most = max(ordered, default=1), max(ordered, default=1) * max(1, len(ordered))
-    while size < most:  # the smallest size with which the rows fit the number of micro-batches
-        middle = (size + most) // 2
-        if len(_cut(ordered, middle)) <= micro_batches:
-            most = middle
-        else:
-            size = middle + 1
-    runs = _cut(ordered, size)
-    return size, runs + [[] for _ in range(micro_batches - len(runs))]
-
-
-def _cut(ordered: Sequence[int], size: int) -> list[list[int]]:
-    runs, start = [], 0
-    while start < len(ordered):
-        end = min(len(ordered), start + size // ordered[start])
-        runs.append(list(range(start, end)))
-        start = end
-    return runs
