@@ -1,4 +1,4 @@
-"""A training step over rows with and without their padding, and over one row a trajectory beside one row a turn.
+"""A training step over rows with and without padding, with and without shared openings, by trajectory and by turn.
 
     python benchmarks/rows.py --output rows.json
 
@@ -10,16 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from generation_by_turns import build_model
 from torch import Tensor
 
+from sorl_lightning.functional import lines
 from sorl_lightning.functional.turns import row_lengths
 from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.padding_free import ATTENTION
@@ -49,6 +52,12 @@ def step_with(policy: PolicyNetwork, padded: bool, micro_batches: list[Rows]) ->
     """``step`` with padding computed or not."""
     policy.model.set_attn_implementation("sdpa" if padded else ATTENTION)
     return step(policy, micro_batches)
+
+
+def step_apart(policy: PolicyNetwork, micro_batches: list[Rows]) -> float:
+    """``step`` with nothing shared between rows."""
+    with patch.object(lines, "SHORTEST_ON_CPU", sys.maxsize):
+        return step(policy, micro_batches)
 
 
 def alternate(versions: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:
@@ -118,7 +127,10 @@ def padding(options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def turns(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Trajectories of equal turns as one row each, and as a row for each turn with all that came before it."""
+    """Trajectories of equal turns as one row each, and as a row for each turn with all that came before it.
+
+    The latter as trainers of single turns compute them, and with what they share computed once.
+    """
     policy, found = network(options), []
     for count in options.turns:
         width = options.turn_tokens
@@ -132,13 +144,36 @@ def turns(options: argparse.Namespace) -> list[dict[str, Any]]:
             long = places < torch.tensor(lengths)[:, None]
             own = generated[row] & long & (places >= torch.tensor(lengths)[:, None] - width)
             single.append((ids[row].expand(count, -1), places.expand(count, -1), own))
-        versions = {"one row": partial(step, policy, whole), "row a turn": partial(step, policy, single)}
+        versions = {
+            "one row": partial(step, policy, whole),
+            "row a turn": partial(step_apart, policy, single),
+            "shared": partial(step, policy, single),
+        }
         seconds = alternate(versions, options.repeats)
-        ratio = seconds["row a turn"] / seconds["one row"]
-        found.append({"turns": count, "seconds": seconds, "ratio": ratio, "floor": (count + 1) / 2})
+        ratios = {name: seconds[name] / seconds["one row"] for name in ("row a turn", "shared")}
+        found.append({"turns": count, "seconds": seconds, "ratios": ratios, "floor": (count + 1) / 2})
         print(
-            f"{count:3} turns: one row {seconds['one row']:.3f} s, a row a turn {seconds['row a turn']:.3f} s: {ratio:.2f}x"
+            f"{count:3} turns: one row {seconds['one row']:.3f} s; a row a turn {ratios['row a turn']:.2f} times as long, "
+            f"with what they share once {ratios['shared']:.2f} times"
         )
+    return found
+
+
+def siblings(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Two prompts of ``--prompt`` tokens with eight siblings each, by how much comes after them."""
+    policy, found = network(options), []
+    for own in options.own:
+        generator = torch.Generator().manual_seed(0)
+        prompts = torch.randint(options.vocabulary, (2, options.prompt), generator=generator).repeat_interleave(8, 0)
+        ids = torch.cat([prompts, torch.randint(options.vocabulary, (16, own), generator=generator)], dim=1)
+        places = torch.arange(ids.shape[1]).expand(ids.shape)
+        generated = (places >= options.prompt) & ((places - options.prompt) // 24 % 2 == 0)
+        rows = [(ids, places, generated)]
+        versions = {"apart": partial(step_apart, policy, rows), "shared": partial(step, policy, rows)}
+        seconds = alternate(versions, options.repeats)
+        ratio, floor = seconds["apart"] / seconds["shared"], ids.numel() / (2 * options.prompt + 16 * own)
+        found.append({"own_tokens": own, "seconds": seconds, "ratio": ratio, "floor": floor})
+        print(f"{options.prompt} tokens of prompt, {own} after: {ratio:.2f}x, fewer tokens {floor:.2f}x")
     return found
 
 
@@ -151,12 +186,16 @@ def main() -> None:
     parser.add_argument("--sigma", type=float, default=0.8, help="of the logarithm of the lengths")
     parser.add_argument("--turns", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--turn_tokens", type=int, default=32, help="tokens of a turn, half of them generated")
+    parser.add_argument("--prompt", type=int, default=256, help="tokens that siblings open with")
+    parser.add_argument(
+        "--own", type=int, nargs="*", default=[24, 120, 480, 1200], help="tokens of siblings after them"
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    results = {"padding": padding(options), "turns": turns(options)}
+    results = {"padding": padding(options), "turns": turns(options), "siblings": siblings(options)}
     if options.output:
         settings = {key: value for key, value in vars(options).items() if key != "output"}
         options.output.write_text(
