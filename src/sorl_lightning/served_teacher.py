@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
 from sorl_lightning.rollout.event_loop import EventLoopThread
+from sorl_lightning.rollout.gathering import together
 from sorl_lightning.rollout.vllm.client import Client, ServerError
 from sorl_lightning.teachers import Teacher
 from sorl_lightning.types import RolloutBatch, TeacherScores
@@ -162,17 +163,9 @@ class ServedTeacher(Teacher):
     def _scored(self, prompts: Sequence[list[int]], top_k: int) -> list[Sequence[Any]]:
         """The servers' words on each prompt."""
 
-        async def ask(clients: Sequence[Client]) -> list[Sequence[Any]]:
-            requests = [
-                asyncio.ensure_future(self._ask(clients[number % len(clients)], prompt, top_k))
-                for number, prompt in enumerate(prompts)
-            ]
-            try:
-                return await asyncio.gather(*requests)
-            finally:
-                for request in requests:  # of which the first failure has left the others alone
-                    request.cancel()
-                await asyncio.gather(*requests, return_exceptions=True)
+        def ask(clients: Sequence[Client]) -> Coroutine[Any, Any, list[Sequence[Any]]]:
+            asked = enumerate(prompts)
+            return together([self._ask(clients[number % len(clients)], prompt, top_k) for number, prompt in asked])
 
         return self._asked(ask)
 

@@ -99,7 +99,7 @@ def require(holds: bool, otherwise: str) -> None:
 
 def ended(steps: Sequence[Step]) -> bool:
     """Whether the last of these steps ended its episode."""
-    return bool(steps) and (steps[-1].terminated or steps[-1].truncated)
+    return bool(steps) and steps[-1].over
 
 
 def difference(first: Transcript, second: Transcript) -> str:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from sorl_lightning.rollout.chat import Chat
 from sorl_lightning.rollout.collection import Collection
 from sorl_lightning.rollout.engine import RolloutEngine, TrajectoryKey
 from sorl_lightning.rollout.environment import Environment
 from sorl_lightning.rollout.episode import Episode
+from sorl_lightning.rollout.gathering import together
 from sorl_lightning.rollout.guarded_episode import EnvironmentFailure
 from sorl_lightning.rollout.guests import Guests
 from sorl_lightning.rollout.player import Player, Reward, Sampling
@@ -28,10 +27,8 @@ __all__ = [
     "Opening",
     "Reward",
     "Sampling",
-    "together",
 ]
 
-T = TypeVar("T")
 logger = logging.getLogger(__name__)
 Group = tuple[Trajectory, ...] | EnvironmentFailure  # what became of it: siblings in order
 
@@ -182,14 +179,3 @@ class Collector:
             return episode
         finally:
             self.engine.release(key)
-
-
-async def together(coroutines: Sequence[Awaitable[T]]) -> list[T]:
-    """All results; the first error ends the others too."""
-    futures = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return await asyncio.gather(*futures)
-    finally:
-        for future in futures:
-            future.cancel()
-        await asyncio.gather(*futures, return_exceptions=True)

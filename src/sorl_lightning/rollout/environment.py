@@ -31,6 +31,11 @@ class Step(NamedTuple):
     truncated: bool = False
     info: Mapping[str, Any] = {}
 
+    @property
+    def over(self) -> bool:
+        """Whether the episode has ended, one way or the other."""
+        return self.terminated or self.truncated
+
 
 def observation_text(observation: str | Sequence[Message]) -> str:
     """What an observation says, its messages a line each."""

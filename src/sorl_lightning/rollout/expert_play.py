@@ -52,7 +52,7 @@ async def play_expert(environment: Environment, task: Task, max_turns: int) -> E
         step_seconds += time.perf_counter() - start
         processor_seconds += time.process_time() - start_processor
         turns += 1
-        if step.terminated or step.truncated:
+        if step.over:
             break
     return ExpertEpisode(
         success=bool(step.info.get("success", False)),

@@ -48,7 +48,7 @@ class GuardedEpisode:
         for turns in range(most):
             action = await self._ask(expert_of(self.environment).expert_action)
             step = await self.step(action)
-            if step.terminated or step.truncated:
+            if step.over:
                 return turns + 1
         return most
 

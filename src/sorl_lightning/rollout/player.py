@@ -126,7 +126,7 @@ class Player:
             author=author,
         )
         episode.turns.append(turn)
-        if not (step.terminated or step.truncated):
+        if not step.over:
             episode.conversation.extend(completion.token_ids, step.observation)
 
     def _request(self, episode: Episode) -> GenerationRequest:

@@ -11,8 +11,9 @@ from typing import Any
 from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.functional.staleness import admissible, chosen, may_push, on_time
 from sorl_lightning.rollout.collection import Collection
-from sorl_lightning.rollout.collector import Collector, Opening, together
+from sorl_lightning.rollout.collector import Collector, Opening
 from sorl_lightning.rollout.gate import Gate
+from sorl_lightning.rollout.gathering import together
 from sorl_lightning.rollout.guarded_episode import EnvironmentFailure
 from sorl_lightning.rollout.started_group import StartedGroup
 from sorl_lightning.rollout.stream_figures import StreamFigures

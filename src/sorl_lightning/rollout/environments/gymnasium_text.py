@@ -80,7 +80,7 @@ class GymnasiumText(Environment):
 
     def step(self, text: str) -> Step:
         """Pass the action on; after the end, end again."""
-        if self._end.terminated or self._end.truncated:
+        if self._end.over:
             return self._end._replace(observation="", reward=0.0)
         observation, reward, terminated, *rest = self._world.step(self.action(text))
         truncated, info = (False, rest[0]) if len(rest) == 1 else rest
@@ -136,7 +136,7 @@ class GymnasiumActions(GymnasiumText):
     def step(self, text: str) -> Step:
         """Act by name."""
         known = " ".join(text.split()) in self.actions
-        over = self._end.terminated or self._end.truncated
+        over = self._end.over
         if known or over:
             step = super().step(text)
         else:
