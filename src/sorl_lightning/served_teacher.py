@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
@@ -11,10 +10,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from sorl_lightning.errors import ConfigurationError, EngineOutage, RolloutError
+from sorl_lightning.errors import ConfigurationError, EngineOutage
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.gathering import together
 from sorl_lightning.rollout.vllm.client import Client, ServerError
+from sorl_lightning.rollout.vllm.prompt_scores import scores_of, top_of
 from sorl_lightning.teachers import Teacher
 from sorl_lightning.types import RolloutBatch, TeacherScores
 
@@ -110,7 +110,8 @@ class ServedTeacher(Teacher):
         asked = [(row, positions) for row, positions in enumerate(generated(rows)) if positions]
         prompts = [rows.input_ids[row, : positions[-1] + 1].tolist() for row, positions in asked]
         for (row, positions), entries in zip(asked, self._scored(prompts, top_k), strict=True):
-            found = [self._read(entries[at], int(rows.input_ids[row, at]), top_k) for at in positions]
+            tokens = rows.input_ids[row].tolist()
+            found = [top_of(entries[at], tokens[at], top_k, self._vocabulary) for at in positions]
             ids[row, positions] = torch.tensor([top for top, _, _ in found], dtype=torch.long).view(len(found), top_k)
             logprobs[row, positions] = torch.tensor([values for _, values, _ in found]).view(len(found), top_k)
             sampled[row, positions] = torch.tensor([own for _, _, own in found])
@@ -174,37 +175,13 @@ class ServedTeacher(Teacher):
         question = {"model": self.model, "prompt": prompt, "prompt_logprobs": top_k, "max_tokens": 1, "temperature": 0}
 
         def read(answer: dict[str, Any]) -> Sequence[Any]:
-            try:
-                entries = answer["choices"][0]["prompt_logprobs"]
-                complete = len(entries) == len(prompt)
-            except (KeyError, IndexError, TypeError):
-                complete = False
-            if not complete:
-                raise RolloutError(f"{client.url} did not score {len(prompt)} tokens: {answer!r:.600}")
-            return list(entries)
+            return scores_of(answer, len(prompt), client.url)
 
         try:
             return await client.retried(ROUTE, question, read, self.request_timeout, self.attempts)
         except EngineOutage:
             await client.wait_until_healthy(self.outage_timeout)
             return await client.retried(ROUTE, question, read, self.request_timeout, self.attempts)
-
-    def _read(self, entry: Any, token: int, top_k: int) -> tuple[list[int], list[float], float]:
-        """The top K of one token's scores, and its own. The server adds the token where it is not among them."""
-        try:
-            values = {int(key): float(value["logprob"]) for key, value in entry.items()}
-            own = values[token]
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RolloutError(f"the teacher gave no scores of token {token}: {entry!r:.300}") from error
-        top = sorted(values, key=values.__getitem__, reverse=True)[:top_k]
-        if len(top) < top_k or not all(math.isfinite(value) and value < 1e-3 for value in values.values()):
-            raise RolloutError(f"the teacher gave no {top_k} log-probabilities: {entry!r:.300}")
-        if max(values) >= self._vocabulary:
-            raise RolloutError(
-                f"the teacher finds token {max(values)} likely, and the student has {self._vocabulary} tokens: both "
-                "need the same vocabulary"
-            )
-        return top, [values[key] for key in top], own
 
     def _at_most(self, top_k: int) -> int:
         return min(top_k, self._vocabulary)
