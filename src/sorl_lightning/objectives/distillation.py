@@ -5,53 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
 
 from sorl_lightning.control import LossMix
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.functional.chunked_divergence import chunked_divergence
-from sorl_lightning.functional.chunked_topk import chunked_topk_divergence
-from sorl_lightning.functional.divergences import Estimator, Kind, sampled_divergence
 from sorl_lightning.functional.losses import clip_bias, clipped_surrogate, weighted, weighted_sum
 from sorl_lightning.functional.ratios import importance_ratio
-from sorl_lightning.networks import Readout, common_vocabulary, predicted
+from sorl_lightning.networks import Readout, predicted
 from sorl_lightning.objectives.objective import Metrics, TeacherObjective
 from sorl_lightning.objectives.policy_gradient import PolicyGradient
+from sorl_lightning.objectives.teacher_divergence import SAMPLED, TOP_K, Divergence, TeacherTokens
 from sorl_lightning.types import LossTerms, RolloutBatch, Trajectory
-
-Divergence = Literal[
-    "reverse_kl", "forward_kl", "jsd",
-    "topk_reverse_kl", "topk_reverse_kl_tail", "topk_forward_kl_tail",
-    "k1", "k2", "k3",
-]  # fmt: skip
-# Each top-K name: its kind, and whether the other tokens count.
-TOP_K: dict[str, tuple[Kind, bool]] = {
-    "topk_reverse_kl": ("reverse_kl", False),
-    "topk_reverse_kl_tail": ("reverse_kl", True),
-    "topk_forward_kl_tail": ("forward_kl", True),
-}
-SAMPLED = get_args(Estimator)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Tokens:
-    """What is known of the teacher at N tokens: its readout, or its recorded scores."""
-
-    teacher: Readout | None
-    scores: tuple[Tensor, Tensor, Tensor] | None  # ids [N, K], their log-probabilities, the sampled token's [N]
-    temperature: float
-
-    def at(self, part: Tensor) -> _Tokens:
-        """Some of the tokens."""
-        teacher = None if self.teacher is None else self.teacher._replace(hidden=self.teacher.hidden[part])
-        scores = None
-        if self.scores is not None:
-            ids, logprobs, sampled = self.scores
-            scores = ids[part], logprobs[part], sampled[part]
-        return dataclasses.replace(self, teacher=teacher, scores=scores)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,36 +127,17 @@ class Distillation(TeacherObjective):
         scores = None
         if batch.teacher is not None:
             scores = batch.teacher.ids[mask], batch.teacher.logprobs[mask], batch.teacher.sampled_logprobs[mask]
-        tokens = _Tokens(teacher=teacher, scores=scores, temperature=self.tempered(temperature))
-        if batch.by_teacher is None:
-            return lambda student, logprobs: self._divergence(tokens, student, logprobs)
-        guided = batch.by_teacher[mask]
-
-        def by_author(student: Readout, logprobs: Tensor) -> Tensor:
-            values = torch.zeros_like(logprobs)
-            for part, forward in ((~guided, False), (guided, True)):
-                own = student._replace(hidden=student.hidden[part])
-                found = self._divergence(tokens.at(part), own, logprobs[part], forward)
-                values = values.masked_scatter(part, found.to(values.dtype))
-            return values
-
-        return by_author
-
-    def _divergence(self, tokens: _Tokens, student: Readout, logprobs: Tensor, forward: bool = False) -> Tensor:
-        """At N tokens; with ``forward`` the forward KL, for tokens that the teacher sampled."""
-        if tokens.teacher is not None:
-            kind: Kind = "forward_kl" if forward else cast(Kind, self.divergence)
-            own, other = common_vocabulary(student, tokens.teacher)
-            return chunked_divergence(*own, *other, kind, self.beta, tokens.temperature)
-        assert tokens.scores is not None
-        ids, scores, sampled = tokens.scores
-        if self.divergence in TOP_K:
-            kind, tail = ("forward_kl", True) if forward else TOP_K[self.divergence]
-            return chunked_topk_divergence(*student, ids, scores, kind, tail, temperature=tokens.temperature)
-        sampled = sampled.to(logprobs.dtype)
-        return (
-            sampled - logprobs if forward else sampled_divergence(logprobs, sampled, cast(Estimator, self.divergence))
+        tokens = TeacherTokens(
+            teacher=teacher,
+            scores=scores,
+            divergence=self.divergence,
+            beta=self.beta,
+            temperature=self.tempered(temperature),
         )
+        if batch.by_teacher is None:
+            return tokens.compared
+        guided = batch.by_teacher[mask]
+        return lambda student, logprobs: tokens.compared_by_author(student, logprobs, guided)
 
     def terms(
         self, batch: RolloutBatch, logprobs: Tensor, entropy: Tensor, weights: Tensor
