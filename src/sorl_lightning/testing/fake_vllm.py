@@ -6,41 +6,19 @@ It shows what a trainer does with answers, not what a server answers.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections import defaultdict
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sorl_lightning.adapters import has_adapters
-from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.testing.fake_model import FakeModel
+from sorl_lightning.testing.faulty_server import JSON, FaultyServer
 
-JSON = dict[str, Any]
 SCORED = "processed_logprobs"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """What goes wrong with a request, instead of or after its answer.
-
-    Attributes:
-        status: answered with ``text`` in place of the real answer.
-        hang: seconds before anything is answered.
-        change: makes another answer of the real one.
-    """
-
-    status: int | None = None
-    text: str = "broken on request"
-    hang: float = 0.0
-    change: Callable[[JSON], Any] | None = None
-
-
-class FakeVLLM:
+class FakeVLLM(FaultyServer):
     """A context manager: the server runs inside it, at ``url``.
 
     Args:
@@ -54,7 +32,6 @@ class FakeVLLM:
         tokenizer: what /tokenize uses.
 
     Attributes:
-        requests: route and body of every request, in order.
         stale: serve the weights of the first push for ever, whatever is pushed.
     """
 
@@ -69,6 +46,7 @@ class FakeVLLM:
         max_logprobs: int = -1,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
+        super().__init__()
         self.model = FakeModel(model)
         self.takes_adapters = has_adapters(model)
         self.names = ["policy"]
@@ -79,59 +57,16 @@ class FakeVLLM:
         self.logprobs_mode = logprobs_mode
         self.max_logprobs = max_logprobs
         self.tokenizer = tokenizer
-        self.requests: list[tuple[str, JSON]] = []
         self.stale = False
         self.weight_version = "default"
-        self.url = ""
-        self._faults: dict[str, list[Fault]] = defaultdict(list)
         self._updating = self._pushed = False
         self._running = asyncio.Event()
-        self._loop = EventLoopThread()
-        self._threads = ThreadPoolExecutor(4)
-
-    def fail(self, route: str, times: int = 1, **fault: Any) -> None:
-        """Have the next ``times`` requests of ``route`` go wrong, as the attributes of ``Fault`` say."""
-        self._faults[route] += [Fault(**fault)] * times
-
-    def __enter__(self) -> FakeVLLM:
-        self._loop.run(self._start())
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.run(self._runner.cleanup())
-        self._loop.close()
-        self._threads.shutdown(wait=False)
-
-    async def _start(self) -> None:
         self._running.set()
-        application = web.Application(client_max_size=2**26)
-        application.router.add_route("*", "/{route:.*}", self._answer)
-        self._runner = web.AppRunner(application, shutdown_timeout=0.1)
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
-        await site.start()
-        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
 
-    async def _answer(self, request: web.Request) -> web.Response:
-        route = request.path
-        body = await request.json() if request.can_read_body else {}
-        self.requests.append((route, body))
-        fault = self._faults[route].pop(0) if self._faults[route] else Fault()
-        await asyncio.sleep(fault.hang)
-        if fault.status is not None:
-            return failure(fault.status, fault.text)
-        method = getattr(self, f"_{request.method.lower()}_{route.strip('/').replace('/', '_')}", None)
-        if method is None:
-            known = route == "/inference/v1/generate" and self.generate
-            known = known or (route == "/v1/load_lora_adapter" and self.takes_adapters)
-            return failure(405 if known else 404, "Method Not Allowed" if known else "Not Found")
-        try:
-            answer = await method(body)
-        except web.HTTPException as error:
-            return failure(error.status, error.text or "")
-        except Exception as error:
-            return failure(500, f"{type(error).__name__}: {error}")
-        return web.json_response(fault.change(answer) if fault.change else answer, dumps=json.dumps)
+    def has(self, route: str) -> bool:
+        """The one for turns, and the one for adapters where it takes them."""
+        turns = route == "/inference/v1/generate" and self.generate
+        return turns or (route == "/v1/load_lora_adapter" and self.takes_adapters)
 
     # What it is
 
@@ -256,11 +191,3 @@ class FakeVLLM:
         scores = await self._in_thread(self.model.score, prompt, settings["prompt_logprobs"])
         entries = [{str(token): {"logprob": score} for token, score in entry.items()} for entry in scores]
         return ids, logprobs, reason, [None, *entries]
-
-    async def _in_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
-
-
-def failure(status: int, text: str) -> web.Response:
-    """An error in vLLM's form."""
-    return web.json_response({"error": {"message": text, "code": status}}, status=status)
