@@ -14,7 +14,8 @@ import pytest
 import yaml
 
 import sorl_lightning
-from sorl_lightning.cli import check_policy, main
+from sorl_lightning.agent_cli import check_policy
+from sorl_lightning.cli import main
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.shipped import shipped_files
 from sorl_lightning.warm_start import WarmStart

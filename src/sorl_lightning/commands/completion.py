@@ -13,6 +13,7 @@ from lightning.pytorch.cli import LightningArgumentParser
 from typing_extensions import override
 
 from sorl_lightning import cli
+from sorl_lightning.agent_cli import AgentCLI
 from sorl_lightning.errors import ConfigurationError
 
 # Options whose classes, and their options in turn, are completed too.
@@ -33,7 +34,7 @@ def completion(shell: Literal["bash", "zsh"]) -> None:
     cli.run([shell], Completion)
 
 
-class Completion(cli.AgentCLI):
+class Completion(AgentCLI):
     """Prints the script where others parse: the parser is whole then, and no run is needed."""
 
     @override
