@@ -5,7 +5,7 @@ from __future__ import annotations
 from sorl_lightning.critic import Critic
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import ModelSource
-from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective
+from sorl_lightning.objectives import HasCriticRewards, HasOldPolicy, Objective, PolicyGradient
 from sorl_lightning.rollout.packing import split_trajectories
 from sorl_lightning.types import RolloutBatch
 
@@ -37,6 +37,21 @@ def check_critic(objective: Objective, critic: Critic | None) -> None:
             "model.critic is set, but no advantage comes from it: set objective.advantage='gae', or model.critic to "
             "null"
         )
+
+
+def check_old_policy(objective: Objective, max_staleness: int) -> None:
+    """Refuse ratios to weights that have not sampled the tokens, with nothing that corrects for it.
+
+    Raises:
+        ConfigurationError: as said.
+    """
+    for part in (objective, getattr(objective, "reward", None)):
+        if max_staleness and isinstance(part, PolicyGradient) and part.old == "recompute" and part.mismatch is None:
+            raise ConfigurationError(
+                "objective.old='recompute' takes ratios to the weights at the start of a collection, and with "
+                f"data.max_staleness={max_staleness} older ones have sampled it: set objective.mismatch, "
+                "which corrects for them, or objective.old='engine'"
+            )
 
 
 def check_rows(objective: Objective, rows: RolloutBatch, micro_batches: int) -> None:

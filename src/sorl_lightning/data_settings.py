@@ -8,8 +8,8 @@ from typing import Any, Protocol, get_args
 
 import lightning as L
 
+from sorl_lightning.combinations import check_old_policy
 from sorl_lightning.errors import ConfigurationError
-from sorl_lightning.objectives import PolicyGradient
 from sorl_lightning.rollout.chat import ChatFormat
 from sorl_lightning.rollout.collector import Reward
 from sorl_lightning.rollout.engine import RolloutEngine
@@ -146,10 +146,4 @@ def _check_streaming(settings: Settings, objective: Any) -> None:
             f"data.resample={settings.resample} replaces groups of a collection that has been rolled out whole, and "
             f"data.max_staleness={settings.max_staleness} makes collections of what finishes next: set one of them to 0"
         )
-    for part in (objective, getattr(objective, "reward", None)):
-        if isinstance(part, PolicyGradient) and part.old == "recompute" and part.mismatch is None:
-            raise ConfigurationError(
-                "objective.old='recompute' takes ratios to the weights at the start of a collection, and with "
-                f"data.max_staleness={settings.max_staleness} older ones have sampled it: set objective.mismatch, "
-                "which corrects for them, or objective.old='engine'"
-            )
+    check_old_policy(objective, settings.max_staleness)
