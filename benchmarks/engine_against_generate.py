@@ -4,8 +4,8 @@
 
 Several siblings of each task share its first prompt; every turn of a trajectory has a length of its own and adds an
 observation. ``generate`` is called once a turn for all trajectories that still play, padded on the left, as trainers
-without an engine do; it keeps nothing between turns. Both sample the same number of tokens. CPU seconds, medians over
-repeats that alternate.
+without an engine do; it keeps nothing between turns. The engine plays in rounds and continuously. All sample the same
+number of tokens. CPU and wall-clock seconds, medians over repeats that alternate.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import torch
 import transformers
@@ -25,21 +26,26 @@ from generation_by_turns import build_model
 from transformers import GenerationConfig, LlamaForCausalLM
 
 from sorl_lightning.rollout.engine import GenerationRequest, TrajectoryKey, derive_seed
-from sorl_lightning.rollout.engines.local import LocalEngine
+from sorl_lightning.rollout.engines.local import LocalEngine, WayToBatch
 
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What one trajectory is asked for: tokens to generate, and what is observed after, turn by turn."""
+    """What one trajectory is asked for: tokens to generate, and what is observed after, turn by turn.
+
+    Attributes:
+        waits: seconds until each observation is there.
+    """
 
     prompt: tuple[int, ...]
     lengths: tuple[int, ...]
     observations: tuple[tuple[int, ...], ...]
+    waits: tuple[float, ...]
 
 
 def scripts(options: argparse.Namespace) -> list[Script]:
-    """Lognormal lengths of turns; 1 to ``turns`` turns."""
-    generator = torch.Generator().manual_seed(0)
+    """Lognormal lengths of turns and waits; 1 to ``turns`` turns."""
+    generator, chance = torch.Generator().manual_seed(0), torch.Generator().manual_seed(1)
 
     def text(tokens: int) -> tuple[int, ...]:
         return tuple(torch.randint(options.vocabulary, (tokens,), generator=generator).tolist())
@@ -50,9 +56,9 @@ def scripts(options: argparse.Namespace) -> list[Script]:
         count = int(torch.randint(1, options.turns + 1, (1,), generator=generator))
         sizes = (torch.randn(count, generator=generator) * 0.6 + 3.0).exp().round().clamp(4, 96).int().tolist()
         observations = tuple(text(int(torch.randint(8, 48, (1,), generator=generator))) for _ in sizes)
-        found.append(
-            Script(prompt=prompts[number // options.siblings], lengths=tuple(sizes), observations=observations)
-        )
+        waits = tuple((options.latency * (torch.randn(count, generator=chance) - 0.5).exp()).tolist())
+        prompt = prompts[number // options.siblings]
+        found.append(Script(prompt=prompt, lengths=tuple(sizes), observations=observations, waits=waits))
     return found
 
 
@@ -64,6 +70,7 @@ async def _play(engine: LocalEngine, number: int, script: Script) -> int:
             seed=derive_seed(number, turn), environment=None,  # type: ignore[arg-type]
         )  # fmt: skip
         completion = await engine.generate(request)
+        await asyncio.sleep(script.waits[turn])
         ids = (*ids, *completion.token_ids, *observation)
     engine.release(key)
     return sum(script.lengths)
@@ -96,6 +103,7 @@ def with_generate(model: LlamaForCausalLM, played: list[Script]) -> int:
             said = row[: played[number].lengths[turn]]
             ids[number] += [*said, *played[number].observations[turn]]
             tokens += len(said)
+        time.sleep(max(played[number].waits[turn] for number in active))
     return tokens
 
 
@@ -108,32 +116,38 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--vocabulary", type=int, default=8192)
+    parser.add_argument("--max-batch", type=int, default=256)
+    parser.add_argument("--latency", type=float, default=0.0, help="mean seconds of an environment's step")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     model = build_model(options.hidden, options.layers, options.vocabulary, 8192).eval()
-    engine = LocalEngine()
-    engine.attach(model)
-    engine.load_weights(model.state_dict().items(), 0)
+    engines = {way: LocalEngine(batching=way, max_batch=options.max_batch) for way in get_args(WayToBatch)}
+    for engine in engines.values():
+        engine.attach(model)
+        engine.load_weights(model.state_dict().items(), 0)
     results = []
     for turns in options.turns:
         played = scripts(argparse.Namespace(**{**vars(options), "turns": turns}))
-        runs = {"engine": partial(with_engine, engine, played), "generate": partial(with_generate, model, played)}
-        spent: dict[str, list[float]] = {name: [] for name in runs}
+        runs = {way: partial(with_engine, engine, played) for way, engine in engines.items()}
+        runs["generate"] = partial(with_generate, model, played)
+        spent: dict[str, dict[str, list[float]]] = {"cpu_s": {}, "s": {}}
         for repeat in range(options.repeats + 1):
             for name, run in runs.items():
-                start = time.process_time()
+                cpu, wall = time.process_time(), time.perf_counter()
                 tokens = run()
                 if repeat:
-                    spent[name].append(time.process_time() - start)
-        speed = {name: tokens / statistics.median(seconds) for name, seconds in spent.items()}
-        ratio = speed["engine"] / speed["generate"]
-        results.append({"turns": turns, "generated_tokens": tokens, "tokens_per_cpu_s": speed, "ratio": ratio})
-        print(
-            f"1 to {turns} turns, {tokens} tokens: engine {speed['engine']:.0f}, generate {speed['generate']:.0f} tokens "
-            f"a CPU second: {ratio:.2f}x"
-        )
+                    spent["cpu_s"].setdefault(name, []).append(time.process_time() - cpu)
+                    spent["s"].setdefault(name, []).append(time.perf_counter() - wall)
+        result = {"turns": turns, "generated_tokens": tokens}
+        for clock, seconds in spent.items():
+            speed = {name: tokens / statistics.median(taken) for name, taken in seconds.items()}
+            ratios = {way: speed[way] / speed["generate"] for way in engines}
+            result |= {f"tokens_per_{clock}": speed, f"ratios_{clock}": ratios}
+            print(f"1 to {turns} turns, {tokens} tokens, per {clock}: generate {speed['generate']:.0f}", end="")
+            print("".join(f", {way} {speed[way]:.0f} ({ratio:.2f}x)" for way, ratio in ratios.items()))
+        results.append(result)
     if options.output:
         settings = {key: value for key, value in vars(options).items() if key != "output"}
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}

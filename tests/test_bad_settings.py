@@ -77,7 +77,7 @@ PARTS: list[tuple[str, dict[str, Any]]] = [
                           ("game", "chess"),
                           ("skip_seeds", -1), ("reward", "much"), ("split_by", "luck"))),
     *((name, with_part("data.engine", "rollout.engines.LocalEngine", **{name: value}))
-      for name, value in (("device", "zzz!"), ("max_batch", 0), ("dtype", "float9"))),
+      for name, value in (("device", "zzz!"), ("max_batch", 0), ("dtype", "float9"), ("batching", "both"))),
     *((name, with_callback("RolloutDepthController", **{name: value}))
       for name, value in (("quantile", 1.5), ("smoothing", 0.0), ("interval", 0), ("coverage", "some"))),
     ("every_n_collections", with_callback("TurnDiagnosis", every_n_collections=-7)),

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import threading
 from collections import Counter
+from functools import partial
 from typing import ClassVar
 
 import lightning as L
@@ -73,7 +74,7 @@ def drawn(data: RolloutDataModule, epochs: int = EPOCHS) -> Counter:
     return Counter((n, task.id, sibling) for n, task in enumerate(tasks) for sibling in range(data.group_size))
 
 
-@pytest.mark.parametrize("engine", [Slow, LocalEngine])
+@pytest.mark.parametrize("engine", [Slow, LocalEngine, partial(LocalEngine, batching="continuous")])
 @pytest.mark.parametrize("staleness", [1, 2])
 def test_every_draw_is_trained_once_within_the_bound(fit, staleness, engine) -> None:
     trained = Trained()
@@ -143,10 +144,11 @@ class Remembered(L.Callback):
         return float((logprobs - batch.behaviour_logprobs)[tokens].abs().max())
 
 
-def test_each_token_is_of_the_version_that_it_says(fit) -> None:
+@pytest.mark.parametrize("batching", ["rounds", "continuous"])
+def test_each_token_is_of_the_version_that_it_says(fit, batching) -> None:
     remembered = Remembered()
     module = agent(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=5.0))
-    fit(module, streaming(engine=LocalEngine()), callbacks=[remembered], max_epochs=3)
+    fit(module, streaming(engine=LocalEngine(batching=batching)), callbacks=[remembered], max_epochs=3)
     assert 0 < remembered.difference < 1e-4
     first, last = remembered.policies[0], module.policy
     assert (

@@ -3,6 +3,8 @@ export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE
 OUT=../docs/results/speed
 python rows.py --repeats 3 --output $OUT/rows.json
 python engine_against_generate.py --output $OUT/engine_against_generate.json
+python engine_against_generate.py --turns 8 --latency 0.3 --output $OUT/engine_with_waits.json
+python engine_against_generate.py --turns 8 --max-batch 8 --output $OUT/engine_small_batch.json
 python host_side.py --output $OUT/host_side.json
 python start_up.py --repeats 3 --output $OUT/start_up.json
 python generation_by_turns.py --output $OUT/generation_by_turns.json

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
 from sorl_lightning.errors import RolloutError
 from sorl_lightning.rollout.engine import GenerationRequest
+from sorl_lightning.rollout.engines.sampling import draw, uniforms
 from sorl_lightning.types import Completion, FinishReason
 
 
@@ -24,6 +29,7 @@ class OpenTurn:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.finish_reason: FinishReason | None = None
+        self.uniforms = uniforms(request.seed)
 
     @property
     def new_ids(self) -> tuple[int, ...]:
@@ -68,6 +74,23 @@ class OpenTurn:
             finish_reason=self.finish_reason,
             policy_version=(version,) * len(self.token_ids),
         )
+
+
+def draw_tokens(turns: Sequence[OpenTurn], logits: Float[Tensor, "B V"]) -> None:
+    """Append to each turn that goes on its next token, drawn with the request's own numbers.
+
+    At temperature 0 it is the most likely one, and its log-probability that at temperature 1.
+
+    Raises:
+        RolloutError: the logits hold NaN.
+    """
+    uniform = torch.tensor([next(turn.uniforms) for turn in turns], dtype=torch.float64, device=logits.device)
+    temperature = torch.tensor([turn.request.temperature for turn in turns], device=logits.device)
+    greedy = temperature == 0
+    tokens, logprobs = draw(logits, uniform, temperature.masked_fill(greedy, 1.0), greedy)
+    for turn, token, logprob in zip(turns, tokens.tolist(), logprobs.tolist(), strict=True):
+        if turn.finish_reason is None:
+            turn.append(token, logprob)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-from sorl_lightning.rollout.engine import GenerationRequest
 
 BLOCK = 16  # uniform numbers fetched from a generator at a time
 
@@ -39,37 +37,8 @@ def draw(
     return tokens.squeeze(1), logprobs.gather(-1, tokens).squeeze(1)
 
 
-class Sampler:
-    """Draws the tokens of one turn of several requests, each from its own seed.
-
-    At temperature 0 a row takes its most likely token, and reports its log-probability at temperature 1.
-
-    Args:
-        requests: what is generated, in the order of the batch.
-        device: where the logits are.
-    """
-
-    def __init__(self, requests: Sequence[GenerationRequest], device: torch.device) -> None:
-        self.device = device
-        self.generators = [torch.Generator().manual_seed(request.seed) for request in requests]
-        temperature = torch.tensor([request.temperature for request in requests], device=device)
-        self.greedy = temperature == 0
-        self.temperature = temperature.masked_fill(self.greedy, 1.0)
-        self.uniforms = torch.empty(len(requests), 0, dtype=torch.float64)
-        self.used = 0
-
-    def draw(self, logits: Float[Tensor, "B V"]) -> tuple[list[int], list[float]]:
-        """Next token of each row, and its log-probability in nats; NaN where the logits held one."""
-        if self.used == self.uniforms.shape[1]:
-            fresh = [torch.rand(BLOCK, generator=generator, dtype=torch.float64) for generator in self.generators]
-            self.uniforms, self.used = torch.stack(fresh).to(self.device), 0
-        uniform = self.uniforms[:, self.used]
-        self.used += 1
-        tokens, logprobs = draw(logits, uniform, self.temperature, self.greedy)
-        return tokens.tolist(), logprobs.tolist()
-
-    def keep(self, order: Sequence[int]) -> None:
-        """Go on with the rows ``order`` only, in that order."""
-        self.generators = [self.generators[row] for row in order]
-        index = torch.tensor(order, device=self.device)
-        self.uniforms, self.temperature, self.greedy = self.uniforms[index], self.temperature[index], self.greedy[index]
+def uniforms(seed: int) -> Iterator[float]:
+    """Uniform numbers in [0, 1) of a generator of their own, without end."""
+    generator = torch.Generator().manual_seed(seed)
+    while True:
+        yield from torch.rand(BLOCK, generator=generator, dtype=torch.float64).tolist()
