@@ -181,6 +181,7 @@ def test_tensorboard_has_rollout_training_and_throughput(small: list[str]) -> No
         "train/loss", "train/ratio", "train/ratio_max", "train/clip_fraction", "train/clip_fraction_turns",
         "train/entropy", "train/grad_norm", "train/grad_norm_clipped", "train/staleness", "collection",
         "throughput/generated_tokens_per_second", "throughput/trained_tokens_per_second", "policy_version",
+        "throughput/loop_pause_seconds",
     }  # fmt: skip
     assert expected <= tags
     assert [event.step for event in events.Scalars("rollout/success")] == [0, 1]  # versions that were rolled out

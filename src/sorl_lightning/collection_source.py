@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class CollectionSource:
 
         tasks, seed = self.tasks_of_collection(index), derive_seed(settings.seed, "train", index)
         collection = self._play(learner, collector, tasks, max_turns, seed, index, check)
-        return resampled(collection, settings.resample, play_others)
+        return self._with_pause(resampled(collection, settings.resample, play_others))
 
     def streamed(self, learner: Learner, index: int, max_turns: int, collections: int | None) -> Collection:
         """Training collection ``index``: of the groups that finish next, while the others play on.
@@ -92,7 +93,7 @@ class CollectionSource:
             self._load_weights(learner, settings.engine)
             return self._collector(learner, background.gate, settings.temperature, settings.group_size, guests)
 
-        return background.collect(index, ready, max_turns, collections, learner.policy_version)
+        return self._with_pause(background.collect(index, ready, max_turns, collections, learner.policy_version))
 
     def held_out(self, learner: Learner, split: str) -> Collection:
         """All tasks of ``split`` to full depth, with seeds that never change."""
@@ -142,6 +143,9 @@ class CollectionSource:
         collection = despite_outages(attempt)
         refuse_empty(collection, len(tasks))
         return collection
+
+    def _with_pause(self, collection: Collection) -> Collection:
+        return dataclasses.replace(collection, loop_pause=self._arena.loop.watchdog.take_longest())
 
     def _load_weights(self, learner: Learner, engine: RolloutEngine) -> None:
         """Give ``engine`` the policy's weights."""

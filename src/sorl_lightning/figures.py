@@ -85,6 +85,7 @@ def collection_figures(collection: Collection) -> dict[str, float]:
         "rollout/seconds": summary.seconds,
         "rollout/turn_limit": float(summary.turn_limit),
         "throughput/generated_tokens_per_second": summary.tokens / summary.seconds,
+        "throughput/loop_pause_seconds": summary.loop_pause,
         "collection": float(collection.index),
     }
 

@@ -50,11 +50,13 @@ def test_tokens_are_those_of_rounds(model: Any, max_batch: int) -> None:
     rounds, engine = serve(model), continuous(model, max_batch=max_batch)
     wanted, played = play_all(rounds, temperature=0.7), play_all(engine, temperature=0.7)
     assert tokens_of(played) == tokens_of(wanted)
+    # Float32 on deliberately wide logits, at a temperature below 1; of float64 models, log-probabilities in float32.
+    tolerance = 1e-5 if model.dtype == torch.float64 else 3e-5
     for key in KEYS:
         for logprobs, expected in zip(logprobs_of(played)[key], logprobs_of(wanted)[key], strict=True):
-            assert logprobs == pytest.approx(expected, abs=3e-5)
+            assert logprobs == pytest.approx(expected, abs=tolerance)
         for asked, completion in played[key]:
-            assert completion.logprobs == pytest.approx(full_logprobs(model, asked, completion), abs=3e-5)
+            assert completion.logprobs == pytest.approx(full_logprobs(model, asked, completion), abs=tolerance)
     engine.close()
 
 

@@ -32,7 +32,7 @@ LAYOUT: dict[str, dict[str, list[Any]]] = {
         ],
     },
     "throughput": {
-        "tokens a second": ["Multiline", ["^throughput/.*"]],
+        "tokens a second": ["Multiline", ["^throughput/.*_per_second$"]],
         "seconds a collection": ["Multiline", ["^rollout/seconds$"]],
     },
 }

@@ -23,6 +23,7 @@ class Collection:
         seconds: wall-clock time.
         discarded: trajectories of groups without signal, whose place others have taken.
         stream: what streaming did to it; None without.
+        loop_pause: longest time that the event loop did not answer since the collection before, seconds.
     """
 
     index: int
@@ -33,6 +34,7 @@ class Collection:
     seconds: float = 0.0
     discarded: tuple[Trajectory, ...] = ()
     stream: StreamFigures | None = None
+    loop_pause: float = 0.0
 
     @property
     def played(self) -> tuple[Trajectory, ...]:

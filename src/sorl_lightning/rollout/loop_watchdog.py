@@ -63,7 +63,7 @@ class LoopWatchdog:
 
     Attributes:
         places: blocks by place; those of place None were over before anybody could look.
-        longest: longest time without an answer so far, seconds, be it a block or not.
+        longest: longest time without an answer since it was last taken, seconds, be it a block or not.
     """
 
     def __init__(self) -> None:
@@ -78,6 +78,11 @@ class LoopWatchdog:
     def count(self) -> int:
         """Times that the loop stood still."""
         return sum(blocks.count for blocks in self.places.values())
+
+    def take_longest(self) -> float:
+        """``longest``, which begins anew."""
+        longest, self.longest = self.longest, 0.0
+        return longest
 
     def new_loop(self) -> asyncio.AbstractEventLoop:
         """A loop that can be watched."""

@@ -32,6 +32,7 @@ class Summary:
         seconds: wall-clock time of the slowest rank.
         turn_limit: the largest limit under which a trajectory was rolled out, turns.
         stream: what streaming did; None without.
+        loop_pause: longest time that an event loop of any rank did not answer, seconds.
     """
 
     shares: Mapping[str, Share]
@@ -43,6 +44,7 @@ class Summary:
     seconds: float
     turn_limit: int
     stream: StreamFigures | None = None
+    loop_pause: float = 0.0
 
     def __add__(self, other: Summary) -> Summary:
         shares = dict(self.shares)
@@ -59,6 +61,7 @@ class Summary:
             seconds=max(self.seconds, other.seconds),
             turn_limit=max(self.turn_limit, other.turn_limit),
             stream=self.stream if other.stream is None else other.stream + (self.stream or StreamFigures()),
+            loop_pause=max(self.loop_pause, other.loop_pause),
         )
 
     @property
@@ -80,6 +83,7 @@ def summarize(collection: Collection) -> Summary:
         seconds=collection.seconds,
         turn_limit=max((trajectory.turn_limit for trajectory in trajectories), default=0),
         stream=collection.stream,
+        loop_pause=collection.loop_pause,
     )
 
 
