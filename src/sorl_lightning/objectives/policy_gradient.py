@@ -81,12 +81,12 @@ class PolicyGradient(Objective):
                 raise ConfigurationError(f"objective.{name} must be 0 or more and finite, got {getattr(self, name)}")
         if not 0 <= self.turn_discount <= 1:
             raise ConfigurationError(f"objective.turn_discount must be in [0, 1], got {self.turn_discount}")
-        for holds, sentence in self._combinations():
+        for holds, sentence in (*self._ratio_rules(), *self._kl_rules(), *self._rules_of_what_is_read()):
             if not holds:
                 raise ConfigurationError(sentence)
 
-    def _combinations(self) -> list[tuple[bool, str]]:
-        """What must hold between settings, and what to say where it does not."""
+    def _ratio_rules(self) -> list[tuple[bool, str]]:
+        """What must hold between settings of the ratio, and what to say where it does not."""
         return [
             (
                 self.ratio != "turn_sum" or self.i_know,
@@ -102,6 +102,11 @@ class PolicyGradient(Objective):
                 "objective.mismatch corrects the engine's log-probabilities by the trainer's own, so objective.old "
                 f"must be 'recompute', got {self.old!r}",
             ),
+        ]
+
+    def _kl_rules(self) -> list[tuple[bool, str]]:
+        """The same of the KL to the reference."""
+        return [
             (
                 self.kl_in == "loss" or self.advantage == "gae",
                 "objective.kl_in='reward' changes the reward of single tokens, which only objective.advantage='gae' "
@@ -121,6 +126,11 @@ class PolicyGradient(Objective):
                 self.kl_on == "all" or self.kl_coefficient > 0,
                 f"objective.kl_on={self.kl_on!r} needs a KL term, and objective.kl_coefficient=0 has none",
             ),
+        ]
+
+    def _rules_of_what_is_read(self) -> list[tuple[bool, str]]:
+        """The same of settings that others leave without a reader."""
+        return [
             (
                 self.advantage_pooling == "none" or self.advantage == "gae",
                 "objective.advantage_pooling='turn' averages the advantages of a turn, which differ within one under "
