@@ -28,18 +28,21 @@ TURNS = (1, 2, 4, 8, 16, 32)
 
 
 def build_model(hidden_size: int, layers: int, vocabulary: int, positions: int, **settings: Any) -> LlamaForCausalLM:
-    """A Llama with heads of width 32 and random weights; ``settings`` are further ones of its configuration."""
+    """A Llama with random weights and, if ``settings`` of its configuration do not say otherwise, heads of width 32."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
         num_hidden_layers=layers,
-        num_attention_heads=hidden_size // 32,
-        num_key_value_heads=hidden_size // 32,
-        head_dim=32,
         max_position_embeddings=positions,
-        **{"tie_word_embeddings": True, **settings},
+        **{
+            "num_attention_heads": hidden_size // 32,
+            "num_key_value_heads": hidden_size // 32,
+            "head_dim": 32,
+            "tie_word_embeddings": True,
+            **settings,
+        },
     )
     return LlamaForCausalLM(config)
 

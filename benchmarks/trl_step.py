@@ -4,8 +4,9 @@
     python benchmarks/trl_step.py --loss grpo --output trl_grpo.json
     python benchmarks/trl_step.py --loss distillation --output trl_distillation.json
 
-The losses are GRPO without a reference, and the reverse KL to a teacher of the student's size. Each side trains in processes of its own, in turn with the other: the policy of ``scripted_chat`` says the same in every
-turn, and a tool answers. Times are medians over steps after a first one; CPU seconds are the process's.
+The losses are GRPO without a reference, and the reverse KL to a teacher of the student's size. Each side trains in
+processes of its own, in turn with the other: the policy of ``scripted_chat`` says as much in every turn, and a tool
+answers. Times are medians over steps after a first one; CPU seconds are the process's.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def run_trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """TRL's trainer with its loop over tools, on transformers' generate, which it offers where there is no GPU."""
     import torch
     from datasets import Dataset
-    from scripted_chat import QUESTION, look
+    from scripted_chat import QUESTIONS, look
     from transformers import TrainerCallback
     from trl import DistillationConfig, DistillationTrainer, GRPOConfig, GRPOTrainer
 
@@ -106,7 +107,9 @@ def run_trl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     }
     common = {
         "model": folder,
-        "train_dataset": Dataset.from_list([{"prompt": [{"role": "user", "content": QUESTION}]}] * size),
+        "train_dataset": Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": question}]} for question in QUESTIONS * GROUP]
+        ),
         "tools": [look],
         "callbacks": [Laps()],
     }
@@ -126,7 +129,7 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     """This package's, with the engine in its own process."""
     import lightning as L
     import torch
-    from scripted_chat import QUESTION, look
+    from scripted_chat import QUESTIONS, look
     from transformers import AutoTokenizer
 
     from sorl_lightning.datamodule import RolloutDataModule
@@ -141,16 +144,16 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
 
     torch.set_num_threads(1)
     clock = Clock()
-    messages = [{"role": "user", "content": QUESTION}]
+    messages = [{"role": "user", "content": QUESTIONS[0]}]
     rendered = AutoTokenizer.from_pretrained(folder).apply_chat_template(messages, tools=[look], tokenize=False)
     system = rendered.partition("<|im_start|>system\n")[2].partition("<|im_end|>")[0]
-    opening = (Message(role="system", content=system), Message(role="user", content=QUESTION))
+    openings = [(Message(role="system", content=system), Message(role="user", content=q)) for q in QUESTIONS]
 
     class House(Environment):
         """An episode."""
 
         def tasks(self, split: str) -> Sequence[Task]:
-            return [Task(id=f"{split}{number}", prompt=opening) for number in range(PROMPTS)]
+            return [Task(id=f"{split}{number}", prompt=opening) for number, opening in enumerate(openings)]
 
         def reset(self, task: Task) -> Sequence[Message]:
             return ()
@@ -198,7 +201,8 @@ def run_sorl(folder: str, options: argparse.Namespace) -> dict[str, float]:
     if options.profile is None:
         trainer.fit(module, datamodule=data)
     else:
-        with torch.profiler.profile() as profiler:
+        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # the engine has one of its own
+        with torch.profiler.profile(experimental_config=everywhere) as profiler:
             trainer.fit(module, datamodule=data)
         table = profiler.key_averages().table(sort_by="self_cpu_time_total", row_limit=20, max_name_column_width=48)
         options.profile.write_text(table)
@@ -212,10 +216,15 @@ def measure(side: str, folder: str, turns: int, options: argparse.Namespace) -> 
     """One side's figures, from a process of its own."""
     command = [sys.executable, __file__, "--side", side, "--folder", folder, "--turns", str(turns)]
     command += ["--steps", str(options.steps), "--words", str(options.words), "--loss", options.loss]
-    if options.profile and side == "sorl" and turns == options.turns[-1]:
-        command += ["--profile", str(options.profile)]
     quiet = {**os.environ, "TRL_EXPERIMENTAL_SILENCE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(command, capture_output=True, text=True, env=quiet, check=False)
+    found = _run(command, quiet)
+    if options.profile and side == "sorl" and turns == options.turns[-1]:
+        _run([*command, "--profile", str(options.profile)], quiet)  # apart: it takes time and memory
+    return found
+
+
+def _run(command: list[str], environment: dict[str, str]) -> dict[str, float]:
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])
@@ -247,6 +256,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="measured steps; one more comes before them")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
+    parser.add_argument("--kv_heads", type=int, default=1, help="of width 64; queries have hidden / 64 heads")
     parser.add_argument("--vocabulary", type=int, default=8192, help="at the default the share of Qwen2.5-0.5B's")
     parser.add_argument("--profile", type=Path, help="where time goes on this package's side, at the last of --turns")
     parser.add_argument("--output", type=Path)
@@ -265,7 +275,15 @@ def main() -> None:
 
     results = []
     with tempfile.TemporaryDirectory() as folder:
-        build(Path(folder), qwen2_5_chat_template, options.words, options.hidden, options.layers, options.vocabulary)
+        build(
+            Path(folder),
+            qwen2_5_chat_template,
+            options.words,
+            options.hidden,
+            options.layers,
+            options.vocabulary,
+            options.kv_heads,
+        )
         print(f"{'turns':>5} {'side':>5} {'step s':>8} {'CPU s':>8} {'gen.':>8} {'update':>8} {'tokens':>8} {'MiB':>6}")
         for turns in options.turns:
             results.append(compare(folder, turns, options))
