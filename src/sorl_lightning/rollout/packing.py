@@ -21,20 +21,25 @@ class _Row:
     """One row in the making: a maximal run of turns whose prompts extend what came before.
 
     Attributes:
-        ids: all tokens so far.
         turns: with their rewards.
     """
 
     trajectory: int
-    ids: tuple[int, ...] = ()
     turns: list[tuple[Turn, float]] = field(default_factory=list)
 
-    def extended_by(self, turn: Turn) -> bool:
-        return turn.prompt_ids[: len(self.ids)] == self.ids
+    @property
+    def ids(self) -> Iterator[int]:
+        """All tokens."""
+        last, _ = self.turns[-1]
+        return chain(last.prompt_ids, last.completion.token_ids)
 
-    def add(self, turn: Turn, reward: float) -> None:
-        self.ids = (*turn.prompt_ids, *turn.completion.token_ids)
-        self.turns.append((turn, reward))
+    def extended_by(self, turn: Turn) -> bool:
+        if not self.turns:
+            return True
+        last, _ = self.turns[-1]
+        said = len(last.prompt_ids)
+        heard = said + len(last.completion.token_ids)
+        return turn.prompt_ids[:said] == last.prompt_ids and turn.prompt_ids[said:heard] == last.completion.token_ids
 
 
 def rows_of(index: int, trajectory: Trajectory) -> Iterator[_Row]:
@@ -44,8 +49,8 @@ def rows_of(index: int, trajectory: Trajectory) -> Iterator[_Row]:
         if not row.extended_by(turn):
             yield row
             row = _Row(index)
-        row.add(turn, reward)
-    if row.ids:
+        row.turns.append((turn, reward))
+    if row.turns:
         yield row
 
 
