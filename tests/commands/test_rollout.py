@@ -49,3 +49,12 @@ def test_settings_out_of_range_are_one_sentence(folder) -> None:
         main(["rollout", folder])
     with pytest.raises(SystemExit, match=r"^sorl: .*turns_max"):
         main(["rollout", folder, "--turns_max", "3"])
+
+
+@pytest.mark.parametrize(
+    ("limit", "sentence"),
+    [("0", "context_limit must be at least 1, got 0"), ("4096", r"context_limit=4096 is more than the model's \d+")],
+)
+def test_a_context_that_the_model_does_not_have_is_refused(folder, limit: str, sentence: str) -> None:
+    with pytest.raises(SystemExit, match=f"^sorl: {sentence}"):
+        main(["rollout", folder, *WORLD, "--context_limit", limit])

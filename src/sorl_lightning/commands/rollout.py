@@ -22,6 +22,7 @@ from sorl_lightning.rollout.collector import Collection, Collector, Sampling
 from sorl_lightning.rollout.engine import RolloutEngine
 from sorl_lightning.rollout.engines import LocalEngine
 from sorl_lightning.rollout.environment import Environment
+from sorl_lightning.rollout.token_limits import context_in_force
 from sorl_lightning.trajectory_files import SCHEMA, TrajectoryFiles
 from sorl_lightning.types import Task
 
@@ -69,7 +70,7 @@ def rollout(
     if not chosen:
         raise ConfigurationError(f"{type(environment).__name__} has no tasks in its {split!r} split")
     network, tokenizer = source_of(model).load()
-    limit = context_limit or int(network.config.get_text_config().max_position_embeddings)
+    limit = context_in_force(network, context_limit, "context_limit")
     sampling = Sampling(max_tokens=max_tokens, context_limit=limit, temperature=temperature)
     collector = Collector(environment, engine or LocalEngine(), Chat(tokenizer), sampling, n)
     collection = play(collector, network, tokenizer, chosen, max_turns, seed)

@@ -9,20 +9,22 @@ from transformers import PreTrainedModel
 from sorl_lightning.errors import ConfigurationError
 
 
-def context_in_force(model: PreTrainedModel, context_limit: int | None) -> int:
-    """Most tokens of a trajectory: ``context_limit`` or, without one, all positions of the model.
+def context_in_force(model: PreTrainedModel, context_limit: int | None, name: str = "data.context_limit") -> int:
+    """Most tokens of a trajectory: ``context_limit``, the setting ``name``, or without one all positions of the model.
 
     Raises:
-        ConfigurationError: the model has fewer positions, or does not say how many.
+        ConfigurationError: the model has fewer positions, or does not say how many; the limit is below 1.
     """
     config = model.config.get_text_config()
     positions: int | None = getattr(config, "max_position_embeddings", None)
     limit = context_limit if context_limit is not None else positions
     if limit is None:
-        raise ConfigurationError("the model does not say how many positions it has: set data.context_limit")
+        raise ConfigurationError(f"the model does not say how many positions it has: set {name}")
+    if limit < 1:
+        raise ConfigurationError(f"{name} must be at least 1, got {limit}")
     if positions is not None and limit > positions:
         raise ConfigurationError(
-            f"data.context_limit={limit} is more than the model's {positions} positions (max_position_embeddings)"
+            f"{name}={limit} is more than the model's {positions} positions (max_position_embeddings)"
         )
     return limit
 
