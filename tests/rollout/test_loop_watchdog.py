@@ -79,11 +79,29 @@ def test_a_place_is_logged_once_and_counted_always(loop: EventLoopThread, caplog
 def test_many_short_steps_in_a_row_are_told_from_a_long_one(
     loop: EventLoopThread, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "sorl_lightning.rollout.loop_watchdog")
     loop.run(many(15, 0.02))
     loop.close()
-    [message] = [record.getMessage() for record in caplog.records]
-    assert "tasks in a row" in message
+    [record] = caplog.records
+    assert "tasks in a row" in record.getMessage()
+    assert record.levelno == logging.INFO  # no step is too long by itself
     assert 0.3 <= loop.watchdog.longest < 0.6
+
+
+class Held:
+    """A call in C that lets no other thread run before it is over."""
+
+    async def step(self) -> None:
+        sum(range(12_000_000))
+
+
+def test_a_pause_of_the_whole_process_is_nobodys_fault(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "sorl_lightning.rollout.loop_watchdog")
+    loop.run(Held().step())
+    loop.close()
+    assert loop.watchdog.count == 1
+    assert loop.watchdog.longest > 0.1
+    assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
 def test_just_over_the_threshold_is_seen_too(loop: EventLoopThread) -> None:

@@ -10,7 +10,7 @@ import sysconfig
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
@@ -39,23 +39,40 @@ class Blocks:
     Attributes:
         count: how often the loop stood still there.
         longest: the longest time of them, seconds.
+        said: levels of the log at which it was named.
     """
 
     count: int = 0
     longest: float = 0.0
+    said: set[int] = field(default_factory=set)
 
 
 @dataclass(kw_only=True)
 class _Sighting:
-    """What was seen of one block while it lasted."""
+    """What was seen of one block while it lasted.
 
-    places: Counter[Place]
-    lines: dict[Place, str]
-    tasks: set[int]
+    Attributes:
+        looks: how often the stack was looked at.
+        places: how often the loop was at each.
+        lines: where it was in each at first.
+        tasks: that it was at.
+    """
+
+    looks: int = 0
+    places: Counter[Place] = field(default_factory=Counter)
+    lines: dict[Place, str] = field(default_factory=dict)
+    tasks: set[int] = field(default_factory=set)
+
+    def blames(self, seconds: float) -> bool:
+        """Whether one step took so long by itself. Where looks are missing, this thread could not run either."""
+        return len(self.tasks) == 1 and 2 * self.looks >= (seconds - NOTICED) / SAMPLING - 1
 
 
 class LoopWatchdog:
     """Notices each time that the loop of a thread does not answer for 0.1 s, and says once a place who did it.
+
+    A step that took so long by itself is a warning. What nobody can be blamed for is information alone: many short steps
+    in a row, a pause of the whole process (garbage collection, a busy machine).
 
     The loop notes when it begins to work and when it waits for work again; a thread looks now and then whether it has
     been working for too long, and if so, what at. Between blocks this costs the loop two clock readings a pass, and the
@@ -129,8 +146,9 @@ class LoopWatchdog:
 
     def _follow(self, since: float, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> _Sighting:
         """Look at the stack until the pass that began at ``since`` is over."""
-        seen = _Sighting(places=Counter(), lines={}, tasks=set())
+        seen = _Sighting()
         while self._since == since and not self._stopping.is_set():
+            seen.looks += 1
             frame = sys._current_frames().get(thread.ident or 0)
             found = None if frame is None else _own_frame(frame)
             if found is not None:
@@ -143,7 +161,7 @@ class LoopWatchdog:
 
     def _note_unseen(self) -> None:
         for since in list(self._ended):  # blocks that this thread came too late for
-            self._note(since, _Sighting(places=Counter(), lines={}, tasks=set()))
+            self._note(since, _Sighting())
 
     def _note(self, since: float, seen: _Sighting) -> None:
         end = self._ended.pop(since, None)
@@ -153,8 +171,10 @@ class LoopWatchdog:
         blocks = self.places.setdefault(place, Blocks())
         blocks.count += 1
         blocks.longest = max(blocks.longest, end - since)
-        if blocks.count == 1:
-            logger.warning("%s", _message(place, seen, end - since))
+        level = logging.WARNING if seen.blames(end - since) else logging.INFO
+        if level not in blocks.said:
+            blocks.said.add(level)
+            logger.log(level, "%s", _message(place, seen, end - since))
 
 
 class _NotingSelector(selectors.DefaultSelector):
@@ -178,10 +198,12 @@ def _message(place: Place | None, seen: _Sighting, seconds: float) -> str:
         where = f"in {place.function} ({seen.lines[place]})"
         if len(seen.tasks) > 1:
             where += f" and around, in steps of {len(seen.tasks)} or more tasks in a row"
+    still = f"the event loop stood still for {seconds:.2f} s {where}"
+    if not seen.blames(seconds):
+        return still
     return (
-        f"the event loop stood still for {seconds:.2f} s {where}: every environment and connection in it waited. Make "
-        "the method a coroutine that awaits what takes long, or move the work to a thread or a process. Further blocks "
-        "there are counted, not logged"
+        f"{still}: every environment and connection in it waited. Make the method a coroutine that awaits what takes "
+        "long, or move the work to a thread or a process. Further blocks there are counted, not logged"
     )
 
 
