@@ -71,8 +71,8 @@ class _Sighting:
 class LoopWatchdog:
     """Notices each time that the loop of a thread does not answer for 0.1 s, and says once a place who did it.
 
-    A step that took so long by itself is a warning. What nobody can be blamed for is information alone: many short steps
-    in a row, a pause of the whole process (garbage collection, a busy machine).
+    A step that took so long by itself is a warning. What nobody can be blamed for is information: many short steps in
+    a row, a pause of the whole process (garbage collection, a busy machine).
 
     The loop notes when it begins to work and when it waits for work again; a thread looks now and then whether it has
     been working for too long, and if so, what at. Between blocks this costs the loop two clock readings a pass, and the
