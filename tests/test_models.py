@@ -11,21 +11,26 @@ from transformers import (
     GPT2Config,
     GraniteConfig,
     LlamaConfig,
+    OPTConfig,
     PhiConfig,
     Qwen2Config,
     Qwen3Config,
+    SeedOssConfig,
 )
 
 from conftest import TINY
 from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import Pretrained, SmallLlama, check_head, load_tokenizer
 from sorl_lightning.networks import PolicyNetwork, frozen
+from sorl_lightning.padding_free import is_padding_free
 from sorl_lightning.sharding import full_weights
 
 SIZES = {
     "vocab_size": 128, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "head_dim": 32, "max_position_embeddings": 64,
 }  # fmt: skip
+
+OPT = {"ffn_dim": 96, "word_embed_proj_dim": 64}
 
 
 def build(config_class, **changes):
@@ -175,9 +180,19 @@ def test_what_is_not_there(call, message) -> None:
         call()
 
 
-def test_dropout_is_off_in_training() -> None:
-    network = PolicyNetwork(build(LlamaConfig, attention_dropout=0.5))
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: build(LlamaConfig, attention_dropout=0.5),
+        lambda: build(SeedOssConfig, attention_dropout=0.5, residual_dropout=0.5),
+        lambda: build(OPTConfig, **OPT, dropout=0.5, attention_dropout=0.5, activation_dropout=0.5, layerdrop=0.5),
+    ],
+    ids=["llama", "seed_oss", "opt"],
+)
+def test_dropout_is_off_in_training(model) -> None:
+    network = PolicyNetwork(model())
     assert network.training
+    assert is_padding_free(network.model)  # no draw of a dropout made joined rows differ
     ids = torch.arange(6)[None]
     mask = torch.ones(1, 6, dtype=torch.bool)
     first, second = (network(ids, ids, mask)[0] for _ in range(2))

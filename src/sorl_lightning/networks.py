@@ -101,8 +101,10 @@ def without_dropout(model: PreTrainedModel) -> PreTrainedModel:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if isinstance(getattr(module, "attention_dropout", None), float):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        # Many layers keep the probability as a number, under a name of their own: dropout, residual_dropout, layerdrop.
+        for name, value in list(vars(module).items()):
+            if "drop" in name and isinstance(value, float):
+                setattr(module, name, 0.0)
     return model.train()
 
 
