@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen2Config
 
+from sorl_lightning import padding_free
 from sorl_lightning.models import recompute_activations
 from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.padding_free import ATTENTION, is_padding_free, token_states
@@ -136,8 +137,11 @@ def families() -> tuple[Tensor, Tensor, Tensor]:
     return ids, torch.arange(64).expand(ids.shape), generated
 
 
+@pytest.mark.parametrize("spared", [0, padding_free.SPARED_BY_A_MASK])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_what_rows_open_with_is_computed_once_and_gives_the_same(name: str) -> None:
+def test_what_rows_open_with_is_computed_once_and_gives_the_same(name: str, spared: int, monkeypatch) -> None:
+    """With masks wherever one spares a query, and with none at these lengths."""
+    monkeypatch.setattr(padding_free, "SPARED_BY_A_MASK", spared)
     policy, plain = network(name), network(name, padded=True)
     head = torch.nn.Sequential(torch.nn.Linear(32, 1, dtype=torch.float64), torch.nn.Flatten(0))
     seen: list[int] = []

@@ -19,6 +19,7 @@ from sorl_lightning.functional.turns import fill, row_lengths
 ATTENTION = "sorl_padding_free"
 # Layers whose state is the past keys and values alone; of any other kind a row would leave something to the next.
 ATTENDING = {"full_attention", "sliding_attention"}
+SPARED_BY_A_MASK = 8192  # pairs of tokens below which no mask is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,8 +158,9 @@ def _attention(
     for (size, opening), part in zip(joined, parts, strict=True):
         rows.append(part if opening is None else _after(rows[opening], part))
         queries, keys, values = rows[-1]
-        # A mask costs all pairs of tokens, and spares the opening's own queries: worth it for a longer opening.
-        queries = part[0] if 2 * size < keys.shape[2] else queries
+        # A mask costs kernels and all pairs of tokens, and spares the opening's own queries: worth it for many of them.
+        length = keys.shape[2]
+        queries = part[0] if 2 * size < length and (length - size) * length > SPARED_BY_A_MASK else queries
         mask = _mask(queries, keys, sliding_window)
         outputs.append(sdpa_attention_forward(module, queries, keys, values, mask, **settings)[0][:, -size:])
     return torch.cat(outputs, dim=1), None
