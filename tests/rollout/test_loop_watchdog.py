@@ -14,6 +14,7 @@ from lightning.pytorch import Callback
 from conftest import agent
 from distilling import rollouts
 from doubles import Countdown, ScriptedEngine
+from sorl_lightning.rollout import loop_watchdog
 from sorl_lightning.rollout.event_loop import EventLoopThread
 from sorl_lightning.rollout.loop_watchdog import LoopWatchdog
 
@@ -46,34 +47,41 @@ def functions(watchdog: LoopWatchdog) -> list[str]:
 def test_a_block_is_named_with_its_length(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
     loop.run(World().step(0.3))
     loop.close()
-    assert 0.3 <= loop.watchdog.longest < 0.45
+    assert 0.3 <= loop.watchdog.longest < 1.0  # the machine may be busy
     assert loop.watchdog.count == 1
     [function] = functions(loop.watchdog)
     assert function.endswith("sleep_on_the_job")
     [message] = [record.getMessage() for record in caplog.records]
     line = sleep_on_the_job.__code__.co_firstlineno + 1
-    assert "stood still for 0.3" in message or "stood still for 0.4" in message
+    assert f"stood still for {loop.watchdog.longest:.2f} s" in message
     assert f"{function} ({__file__}:{line})" in message
     assert "tasks in a row" not in message
 
 
-def test_awaiting_blocks_nobody(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
-    loop.run(asyncio.sleep(0.3))
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five times the threshold, which a busy machine does not reach by itself."""
+    monkeypatch.setattr(loop_watchdog, "THRESHOLD", 0.5)
+    monkeypatch.setattr(loop_watchdog, "NOTICED", 0.45)
+
+
+def test_awaiting_blocks_nobody(patient: None, loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    loop.run(asyncio.sleep(0.8))
     loop.run(many(10, 0.0005))
     loop.close()
     assert (loop.watchdog.count, caplog.records) == (0, [])
-    assert 0.0 < loop.watchdog.take_longest() < 0.1
+    assert 0.0 < loop.watchdog.take_longest() < 0.5
     assert loop.watchdog.longest == 0.0
 
 
 def test_a_place_is_logged_once_and_counted_always(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
-    loop.run(World().step(0.15))
-    loop.run(World().step(0.25))
+    loop.run(World().step(0.3))
+    loop.run(World().step(0.5))
     loop.close()
     assert len(caplog.records) == 1
     [blocks] = loop.watchdog.places.values()
     assert blocks.count == 2
-    assert 0.25 <= blocks.longest < 0.4
+    assert 0.5 <= blocks.longest < 1.0
 
 
 def test_many_short_steps_in_a_row_are_told_from_a_long_one(
@@ -85,7 +93,7 @@ def test_many_short_steps_in_a_row_are_told_from_a_long_one(
     [record] = caplog.records
     assert "tasks in a row" in record.getMessage()
     assert record.levelno == logging.INFO  # no step is too long by itself
-    assert 0.3 <= loop.watchdog.longest < 0.6
+    assert 0.3 <= loop.watchdog.longest < 1.0
 
 
 class Held:
@@ -104,21 +112,21 @@ def test_a_pause_of_the_whole_process_is_nobodys_fault(loop: EventLoopThread, ca
     assert [record.levelno for record in caplog.records] == [logging.INFO]
 
 
-def test_just_over_the_threshold_is_seen_too(loop: EventLoopThread) -> None:
-    """However the look-outs fall: a block of 0.16 s is named wherever it begins between two of them."""
+def test_just_over_the_threshold_is_seen_too(patient: None, loop: EventLoopThread) -> None:
+    """However the look-outs fall: a block is named wherever it begins between two of them."""
     for pause in range(8):
-        loop.run(asyncio.sleep(0.012 * pause))
-        loop.run(World().step(0.16))
+        loop.run(asyncio.sleep(0.06 * pause))
+        loop.run(World().step(0.6))
     loop.close()
     assert loop.watchdog.count == 8
     assert all(function.endswith("sleep_on_the_job") for function in functions(loop.watchdog))
 
 
-def test_each_loop_has_its_own_and_none_leaves_a_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_loop_has_its_own_and_none_leaves_a_thread(patient: None, caplog: pytest.LogCaptureFixture) -> None:
     before, loops = threading.active_count(), [EventLoopThread() for _ in range(3)]
     blocked, *others = loops
-    waiting = [loop.submit(asyncio.sleep(0.2)) for loop in others]
-    blocked.run(World().step(0.2))
+    waiting = [loop.submit(asyncio.sleep(0.7)) for loop in others]
+    blocked.run(World().step(0.7))
     assert threading.active_count() == before + 6
     for future in waiting:
         future.result()
@@ -127,7 +135,7 @@ def test_each_loop_has_its_own_and_none_leaves_a_thread(caplog: pytest.LogCaptur
         loop.close()
     assert [loop.watchdog.count for loop in loops] == [1, 0, 0]
     assert threading.active_count() == before
-    blocked.run(World().step(0.2))  # a second life
+    blocked.run(World().step(0.7))  # a second life
     blocked.close()
     assert blocked.watchdog.count == 2
     assert len(caplog.records) == 1
@@ -137,7 +145,7 @@ def test_each_loop_has_its_own_and_none_leaves_a_thread(caplog: pytest.LogCaptur
 @pytest.mark.parametrize("max_staleness", [0, 1])
 def test_the_longest_pause_of_a_collection_is_logged(fit, max_staleness: int) -> None:
     """Each collection's own: an environment that is slow in the first alone."""
-    slow = [0.5]
+    slow = [1.5]
     environment = Countdown([1] * 8, fails=lambda task, attempt, text=None: time.sleep(slow.pop() if slow else 0.0))
     pauses = []
 
@@ -147,5 +155,5 @@ def test_the_longest_pause_of_a_collection_is_logged(fit, max_staleness: int) ->
 
     data = rollouts(environment, ScriptedEngine(), max_staleness=max_staleness)
     fit(agent(), data, callbacks=[Pauses()], max_epochs=3)
-    assert 0.5 <= pauses[0] < 1.0
-    assert max(pauses[1:]) < 0.4
+    assert 1.5 <= pauses[0] < 3.0
+    assert max(pauses[1:]) < 1.0
