@@ -72,14 +72,14 @@ class SortedRows:
     @classmethod
     def of(cls, input_ids: Int[Tensor, "B T"], lengths: Int[Tensor, "B"], shortest: int) -> SortedRows:
         """Sort rows that end after ``lengths`` tokens."""
-        ids, sizes = input_ids.cpu(), lengths.tolist()
+        ids, sizes = input_ids.int().cpu(), lengths.tolist()
         words = ids.numpy().astype(">u4")  # bytes that compare as the tokens do
         order = sorted(range(len(sizes)), key=lambda row: words[row, : sizes[row]].tobytes())
-        ordered, ends = ids[order], torch.tensor(sizes, dtype=torch.long)[order]
-        shorter = torch.minimum(ends[1:], ends[:-1])
-        same = (ordered[1:] == ordered[:-1]) & (torch.arange(ids.shape[1]) < shorter[:, None])
-        shared = same.cumprod(dim=1).sum(dim=1).tolist()
-        return cls(order=order, lengths=ends.tolist(), shared=[0, *shared][: len(order)], shortest=shortest)
+        ordered, ends = ids[order], [sizes[row] for row in order]
+        parted = ordered[1:] != ordered[:-1]
+        firsts = parted.byte().argmax(dim=1).masked_fill(~parted.any(dim=1), parted.shape[1]).tolist()
+        shared = [min(first, *pair) for first, pair in zip(firsts, pairwise(ends), strict=True)]
+        return cls(order=order, lengths=ends, shared=[0, *shared][: len(order)], shortest=shortest)
 
     @classmethod
     def apart(cls, lengths: Int[Tensor, "B"]) -> SortedRows:
