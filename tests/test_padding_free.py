@@ -108,6 +108,18 @@ def test_a_model_whose_layers_drop_the_rows_keeps_its_padding() -> None:
     assert token_states(model.base_model, ids, positions, generated).kept.all()
 
 
+@pytest.mark.parametrize("positions", [2, 8, 24])
+def test_a_model_of_few_positions_is_asked_about_no_more(positions: int) -> None:
+    torch.manual_seed(0)
+    config = GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=positions)
+    policy = PolicyNetwork(AutoModelForCausalLM.from_config(config, dtype=torch.float64))
+    assert is_padding_free(policy.model) is (positions > 2)
+    ids = torch.tensor([[5, 7, 9, 9, 3, 1], [5, 7, 2, 2, 2, 2]])[:, :positions]
+    logprobs, _ = policy(ids, torch.arange(ids.shape[1]).expand(ids.shape), torch.ones(ids.shape, dtype=torch.bool))
+    logits = policy.model(input_ids=ids).logits[:, :-1].log_softmax(-1)
+    torch.testing.assert_close(logprobs[:, 1:], logits.gather(-1, ids[:, 1:, None])[..., 0], rtol=0, atol=1e-12)
+
+
 def test_outside_of_joined_rows_attention_is_the_usual(tmp_path) -> None:
     """Generation with a cache and a mask, and the saved configuration, are those of any model."""
     policy = network("mistral, windows of 4 tokens", dtype=torch.float32)

@@ -116,9 +116,13 @@ def _takes_pieces(model: PreTrainedModel) -> bool:
 def _rows_are_apart(backbone: nn.Module) -> bool:
     """Whether rows give the same joined as alone; not so where a layer drops the keyword, or mixes tokens otherwise."""
     assert isinstance(backbone, PreTrainedModel)
-    ids = torch.arange(24).repeat(3, 1) % backbone.config.get_text_config().vocab_size
-    ids[1, 20:] = ids[2] = 0  # two rows with 20 tokens in common, and another
-    line = line_of(ids, torch.tensor([24, 22, 5]), shortest=1)
+    config = backbone.config.get_text_config()
+    width = min(24, getattr(config, "max_position_embeddings", None) or 24)
+    if width < 6:
+        return False
+    ids = torch.arange(width).repeat(3, 1) % config.vocab_size
+    ids[1, width - 4 :] = ids[2] = 0  # two rows that part near their ends, and another
+    line = line_of(ids, torch.tensor([width, width - 2, 5]), shortest=1)
     ids = ids.to(backbone.device)
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     try:
