@@ -16,7 +16,7 @@ FLOORS = {
     "trajectory_files": 4, "data_settings": 4, "collection_source": 4, "warm_start": 4, "combinations": 3,
     "rollout": 3, "testing": 3, "student_teacher": 3, "served_teacher": 3, "annotation": 3, "figures": 3,
     "held_out": 3,
-    "objectives": 2, "models": 2, "networks": 2, "padding_free": 2, "teachers": 2,
+    "objectives": 2, "models": 2, "networks": 2, "padding_free": 2, "causality": 2, "teachers": 2,
     "control": 2, "critic": 2, "value_networks": 2, "adapters": 2, "lora": 2, "packaged": 2,
     "step_guard": 2, "resuming": 2, "loading": 2, "tally": 2, "sharding": 2, "exports": 2, "ranks": 1,
     "functional": 1,

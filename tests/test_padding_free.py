@@ -7,9 +7,18 @@ import copy
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig, MistralConfig, Qwen2Config
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MixtralConfig,
+    Qwen2Config,
+)
 
 from sorl_lightning import padding_free
+from sorl_lightning.errors import ConfigurationError
 from sorl_lightning.models import recompute_activations
 from sorl_lightning.networks import PolicyNetwork
 from sorl_lightning.padding_free import ATTENTION, is_padding_free, token_states
@@ -118,6 +127,23 @@ def test_a_model_of_few_positions_is_asked_about_no_more(positions: int) -> None
     logprobs, _ = policy(ids, torch.arange(ids.shape[1]).expand(ids.shape), torch.ones(ids.shape, dtype=torch.bool))
     logits = policy.model(input_ids=ids).logits[:, :-1].log_softmax(-1)
     torch.testing.assert_close(logprobs[:, 1:], logits.gather(-1, ids[:, 1:, None])[..., 0], rtol=0, atol=1e-12)
+
+
+def test_a_model_that_draws_random_numbers_in_training_is_refused() -> None:
+    sizes = {**SIZES, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2}
+    torch.manual_seed(0)
+    with pytest.raises(ConfigurationError, match="MixtralForCausalLM draws random numbers in training"):
+        PolicyNetwork(AutoModelForCausalLM.from_config(MixtralConfig(**sizes, router_jitter_noise=0.1)))
+    PolicyNetwork(AutoModelForCausalLM.from_config(MixtralConfig(**sizes)))
+
+
+def test_a_model_whose_tokens_see_what_follows_is_refused() -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES["llama"]), attn_implementation="eager")
+    forward = model.model.embed_tokens.forward
+    model.model.embed_tokens.forward = lambda ids: forward(ids) + forward(ids).mean(1, keepdim=True)
+    with pytest.raises(ConfigurationError, match="LlamaForCausalLM computes a token otherwise where others follow"):
+        PolicyNetwork(model)
 
 
 def test_outside_of_joined_rows_attention_is_the_usual(tmp_path) -> None:

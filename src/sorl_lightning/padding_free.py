@@ -13,6 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from sorl_lightning.causality import alike, check_causal, draws_nothing
 from sorl_lightning.functional.lines import Line, Piece, line_of, shortest_on
 from sorl_lightning.functional.turns import fill, row_lengths
 
@@ -69,14 +70,23 @@ def make_padding_free(model: PreTrainedModel) -> PreTrainedModel:
     Scaled dot-product attention is exchanged for one that takes row by row, after a comparison on a few tokens; the
     variable-length kernels of flash attention find the rows by their positions. With any other attention, or with
     layers that keep a state besides keys and values, rows stay padded.
+
+    Raises:
+        ConfigurationError: a token's state is not a function of the tokens up to it.
     """
     config = model.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ())
     attends = kinds <= ATTENDING and not getattr(model, "_is_stateful", False)
-    if attends and config._attn_implementation == "sdpa":
+    joins = attends and config._attn_implementation == "sdpa"
+    if joins:
         model.set_attn_implementation(ATTENTION)
-        if model.device.type != "meta" and not _rows_are_apart(model.base_model):
+    if model.device.type != "meta":
+        with draws_nothing(model):
+            apart = not joins or _rows_are_apart(model.base_model)
+        if not apart:
             model.set_attn_implementation("sdpa")
+        if not is_padding_free(model):
+            check_causal(model)
     return model
 
 
@@ -131,7 +141,7 @@ def _rows_are_apart(backbone: nn.Module) -> bool:
         return False
     alone = _run(backbone, ids, positions)[joined.kept].float()
     together = joined.hidden[joined.place].float()
-    return torch.allclose(together, alone, rtol=1e-2, atol=1e-2 * float(alone.abs().max()))
+    return alike(together, alone)
 
 
 def _attention(
