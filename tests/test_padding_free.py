@@ -10,6 +10,8 @@ from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     MambaConfig,
     MistralConfig,
@@ -144,6 +146,12 @@ def test_a_model_whose_tokens_see_what_follows_is_refused() -> None:
     model.model.embed_tokens.forward = lambda ids: forward(ids) + forward(ids).mean(1, keepdim=True)
     with pytest.raises(ConfigurationError, match="LlamaForCausalLM computes a token otherwise where others follow"):
         PolicyNetwork(model)
+
+
+def test_a_model_that_hides_its_hidden_states_is_refused() -> None:
+    sizes = {**SIZES, "head_dim": 8, "intermediate_size_mlp": 48, "num_local_experts": 2}
+    with pytest.raises(ConfigurationError, match="Llama4ForCausalLM does not show its last hidden states"):
+        PolicyNetwork(Llama4ForCausalLM(Llama4TextConfig(**sizes)))
 
 
 def test_outside_of_joined_rows_attention_is_the_usual(tmp_path) -> None:

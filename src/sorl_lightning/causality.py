@@ -45,24 +45,30 @@ def check_causal(model: PreTrainedModel) -> None:
     Raises:
         ConfigurationError: it does, or it draws random numbers.
     """
-    config, device = model.config.get_text_config(), model.device
+    config = model.config.get_text_config()
     width = min(24, getattr(config, "max_position_embeddings", None) or 24)
-    ids, positions = (
-        torch.arange(width, device=device)[None] % config.vocab_size,
-        torch.arange(width, device=device)[None],
-    )
-    size = max(1, width // 2)
+    half = max(1, width // 2)
+    places = torch.arange(width, device=model.device)[None]
+
+    def first_half(end: int) -> Tensor:
+        """Its hidden states where it is followed by others up to ``end``."""
+        output = model.base_model(
+            input_ids=places[:, :end] % config.vocab_size, position_ids=places[:, :end], use_cache=False
+        )
+        if getattr(output, "last_hidden_state", None) is None:
+            raise ConfigurationError(
+                f"{type(model).__name__} does not show its last hidden states, which log-probabilities are made of: "
+                f"its base model is a {type(model.base_model).__name__}; choose another model"
+            )
+        states: Tensor = output.last_hidden_state
+        return states[:, :half].float()
+
     try:
         with draws_nothing(model):
-            whole, alone = (
-                model.base_model(input_ids=ids[:, :end], position_ids=positions[:, :end], use_cache=False)
-                .last_hidden_state[:, :size]
-                .float()
-                for end in (width, size)
-            )
-    except (AttributeError, TypeError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConfigurationError):
-            raise
+            whole, alone = first_half(width), first_half(half)
+    except ConfigurationError:
+        raise
+    except (AttributeError, TypeError, ValueError, RuntimeError):
         return  # a kernel that is for a GPU, say
     if whole.isfinite().all() and not alike(whole, alone):
         raise ConfigurationError(
