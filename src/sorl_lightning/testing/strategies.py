@@ -39,24 +39,7 @@ def trajectories(
         prompt, turns = tuple(draw(opening)), []
         for index in range(draw(st.integers(1, max_turns))):
             generated = tuple(draw(ids))
-            logprobs = draw(st.lists(st.floats(-20, 0), min_size=len(generated), max_size=len(generated)))
-            completion = Completion(
-                token_ids=generated,
-                logprobs=tuple(logprobs),
-                finish_reason=draw(st.sampled_from(("stop", "length"))),
-                policy_version=(draw(st.integers(0, 9)),) * len(generated),
-            )
-            turns.append(
-                Turn(
-                    index=index,
-                    prompt_ids=prompt,
-                    completion=completion,
-                    text=" ".join(map(str, generated)),
-                    observation="seen",
-                    reward=draw(st.floats(-9, 9, **FINITE)),
-                    seconds=0.0,
-                )
-            )
+            turns.append(_turn(draw, index, prompt, generated))
             rewritten = draw(st.booleans()) and draw(st.booleans())  # a chat template that drops what was thought
             prompt = tuple(draw(opening)) if rewritten else (*prompt, *generated, *draw(ids))
         return Trajectory(
@@ -77,6 +60,28 @@ def trajectories(
         return tuple(draw(one(group, sibling)) for group in range(groups) for sibling in range(siblings))
 
     return collection()
+
+
+def _turn(draw: Any, index: int, prompt: tuple[int, ...], generated: tuple[int, ...]) -> Turn:
+    """A turn that generated these tokens, with whatever else belongs to it."""
+    from hypothesis import strategies as st
+
+    logprobs = draw(st.lists(st.floats(-20, 0), min_size=len(generated), max_size=len(generated)))
+    completion = Completion(
+        token_ids=generated,
+        logprobs=tuple(logprobs),
+        finish_reason=draw(st.sampled_from(("stop", "length"))),
+        policy_version=(draw(st.integers(0, 9)),) * len(generated),
+    )
+    return Turn(
+        index=index,
+        prompt_ids=prompt,
+        completion=completion,
+        text=" ".join(map(str, generated)),
+        observation="seen",
+        reward=draw(st.floats(-9, 9, **FINITE)),
+        seconds=0.0,
+    )
 
 
 def batches(**limits: int) -> SearchStrategy[RolloutBatch]:
