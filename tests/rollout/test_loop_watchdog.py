@@ -100,7 +100,7 @@ class Held:
     """A call in C that lets no other thread run before it is over."""
 
     async def step(self) -> None:
-        sum(range(12_000_000))
+        sum(range(60_000_000))
 
 
 def test_a_pause_of_the_whole_process_is_nobodys_fault(loop: EventLoopThread, caplog: pytest.LogCaptureFixture) -> None:
