@@ -18,6 +18,11 @@ def alike(states: Tensor, others: Tensor) -> bool:
     return torch.allclose(states, others, rtol=1e-2, atol=1e-2 * float(others.abs().max()))
 
 
+def probe_width(model: PreTrainedModel) -> int:
+    """Tokens that a model is tried on when it is loaded: few, and no more than it has positions."""
+    return min(24, getattr(model.config.get_text_config(), "max_position_embeddings", None) or 24)
+
+
 @contextmanager
 def draws_nothing(model: PreTrainedModel) -> Iterator[None]:
     """Refuse a model that draws random numbers while it computes in here, as routers of some mixtures of experts do.
@@ -45,8 +50,7 @@ def check_causal(model: PreTrainedModel) -> None:
     Raises:
         ConfigurationError: it does, or it draws random numbers.
     """
-    config = model.config.get_text_config()
-    width = min(24, getattr(config, "max_position_embeddings", None) or 24)
+    config, width = model.config.get_text_config(), probe_width(model)
     half = max(1, width // 2)
     places = torch.arange(width, device=model.device)[None]
 

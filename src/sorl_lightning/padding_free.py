@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from sorl_lightning.causality import alike, check_causal, draws_nothing
+from sorl_lightning.causality import alike, check_causal, draws_nothing, probe_width
 from sorl_lightning.functional.lines import Line, Piece, line_of, shortest_on
 from sorl_lightning.functional.turns import fill, row_lengths
 
@@ -126,11 +126,10 @@ def _takes_pieces(model: PreTrainedModel) -> bool:
 def _rows_are_apart(backbone: nn.Module) -> bool:
     """Whether rows give the same joined as alone; not so where a layer drops the keyword, or mixes tokens otherwise."""
     assert isinstance(backbone, PreTrainedModel)
-    config = backbone.config.get_text_config()
-    width = min(24, getattr(config, "max_position_embeddings", None) or 24)
+    width = probe_width(backbone)
     if width < 6:
         return False
-    ids = torch.arange(width).repeat(3, 1) % config.vocab_size
+    ids = torch.arange(width).repeat(3, 1) % backbone.config.get_text_config().vocab_size
     ids[1, width - 4 :] = ids[2] = 0  # two rows that part near their ends, and another
     line = line_of(ids, torch.tensor([width, width - 2, 5]), shortest=1)
     ids = ids.to(backbone.device)

@@ -78,8 +78,8 @@ class UpdatePlan:
             ConfigurationError: an update does not fit the token budget, here or on another rank; raised before the
                 first micro-batch.
         """
-        updates = list(self._updates(rows, index))
-        cuts = ranks.together(lambda: [self._split(rows.input_ids[u], lengths(rows)[u]) for u in updates])
+        row_lengths, updates = lengths(rows), list(self._updates(rows, index))
+        cuts = ranks.together(lambda: [self._split(rows.input_ids[u], row_lengths[u]) for u in updates])
         for update, counts, parts in zip(updates, self._counts(rows, updates), cuts, strict=True):
             weighed = self._weigh(select(rows, update), counts)
             for part in parts:
